@@ -1,0 +1,1 @@
+"""pytest-vram: budgets for the GPU memory of LLM deployments, checked by pytest."""

@@ -1,0 +1,82 @@
+"""The engine interface: a spec in, a launch plan out; concrete defaults for everything else."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+import msgspec
+
+from pytest_vram.keeper.messages import DeviceInfo
+from pytest_vram.spec import BackendSpec, LaunchPlan, OptionValue
+
+#: Capabilities that a check may ask for, and what each means.
+CAPABILITIES: dict[str, str] = {
+    "boot-log": "the engine prints its buffers when it starts",
+    "chat": "OpenAI-compatible chat completions",
+    "completions": "OpenAI-compatible text completions",
+    "token-counts": "token counts of prompts and answers in `usage`",
+    "timings": "the server times its own prompt and decode phases",
+    "tokenize": "the server tokenizes text on request",
+    "properties": "the server reports its context and slots",
+    "layers": "the boot log says which layers are on the device",
+    "restart": "this run owns the server and can start it again",
+    "host-caches-off": "host-side prompt caches can be switched off",
+    "process": "the server's processes are known, so its memory can be measured",
+}
+
+
+class Properties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a running server says of itself; ``None`` where it does not say."""
+
+    context: int | None = None
+    slots: int | None = None
+    context_per_slot: int | None = None
+    model: str | None = None
+
+
+class PlanContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine may need besides the spec.
+
+    :ivar devices: the devices of this run. :ivar rpc: endpoints of RPC devices among them, in order.
+    :ivar rootdir: folder of the project.
+    """
+
+    devices: tuple[DeviceInfo, ...] = ()
+    rpc: tuple[str, ...] = ()
+    rootdir: str = "."
+
+
+class Engine(ABC):
+    """One kind of server. Engines are stateless: everything comes in and goes out as data."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def plan(self, spec: BackendSpec, context: PlanContext) -> LaunchPlan:
+        """Turn a spec into a launch plan, checking all that can be checked without starting anything.
+
+        :raises BadSpec: an option that the binary does not know, a missing key, a bad value.
+        :raises EngineNotFound: no binary. :raises ModelNotFound: no model, or not one.
+        """
+
+    def capabilities(self, spec: BackendSpec) -> frozenset[str]:
+        """Names out of :data:`CAPABILITIES` that this engine has with this spec."""
+        return frozenset({"chat"})
+
+    def asked(self, spec: BackendSpec) -> Mapping[str, OptionValue]:
+        """What the spec asks for, in the words of :attr:`pytest_vram.bootlog.Boot.facts`; absent where it does not."""
+        return {}
+
+    def without_host_caches(self, spec: BackendSpec) -> BackendSpec:
+        """The same deployment with host-side prompt caches off, for idle checks."""
+        return spec
+
+    def properties(self, answers: Mapping[str, object]) -> Properties:
+        """Read :meth:`property_paths`' answers (path → decoded JSON)."""
+        return Properties()
+
+    def property_paths(self) -> tuple[str, ...]:
+        """Paths that a client must GET for :meth:`properties`."""
+        return ()

@@ -1,0 +1,329 @@
+"""What is said on the keeper's socket: length-prefixed JSON, one request and one reply at a time per connection.
+
+A frame is a 4-byte big-endian length and that many bytes of UTF-8 JSON, at most :data:`LARGEST`. Requests are one of
+the structs of :data:`Request` (told apart by ``op``), replies one of :data:`Reply`. Requests marked *no reply* are
+fire-and-forget. End of file on a connection releases everything that it held: windows, turns, and, for the
+controller, the run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from pytest_vram.readings import Measured
+from pytest_vram.spec import DeviceSpec, LaunchPlan
+
+PROTOCOL = 1
+LARGEST = 16 << 20
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=str.lower, omit_defaults=True):
+    pass
+
+
+# ---------------------------------------------------------------- requests
+
+
+class Hello(_Message):
+    """First message of every connection. → :class:`Welcome`.
+
+    :ivar role: ``controller`` (its end is the run's end), ``worker`` (an xdist worker; its end closes its windows),
+        ``turn`` (a short connection that waits for a turn at a backend), ``viewer`` (reads only).
+    :ivar pid: the speaker; ``controller`` and ``worker`` are pytest processes and are never counted on ``cpu``.
+    :ivar start_time: field 22 of ``/proc/PID/stat``, so that a reused PID is noticed.
+    """
+
+    role: str
+    pid: int
+    start_time: int
+    name: str = ""
+    protocol: int = PROTOCOL
+
+
+class Open(_Message):
+    """Open a window. → :class:`Opened`.
+
+    :ivar kind: ``test``, ``phase`` or ``request``.
+    :ivar name: node id, phase name or request id.
+    :ivar parent: window that this one is a part of; its backends are this one's.
+    :ivar exclusive: wait until no other window of kind ``test`` is open, and keep others out (``serial_only``).
+    """
+
+    kind: str
+    name: str
+    parent: int | None = None
+    exclusive: bool = False
+
+
+class Close(_Message):
+    """Close a window. → :class:`Closed`."""
+
+    window: int
+    record: dict[str, Any] = {}
+
+
+class Peek(_Message):
+    """Figures of an open window so far. → :class:`Closed`, the window stays open."""
+
+    window: int
+
+
+class Now(_Message):
+    """Current figures (no peak). → :class:`Figures`.
+
+    :ivar settle: wait up to this many seconds for two agreeing reads 100 ms apart (idle memory); 0 reads at once.
+    :ivar tolerance: bytes by which two reads may differ and still agree.
+    """
+
+    window: int | None = None
+    settle: float = 0.0
+    tolerance: int = 1 << 20
+
+
+class Acquire(_Message):
+    """Make sure that the server of this plan runs, and let ``window`` use it. → :class:`Running`.
+
+    The reply comes when it is ready. A dead server is started anew as the next generation. Errors:
+    ``boot-failed``, ``boot-timeout``.
+    """
+
+    plan: LaunchPlan
+    window: int | None = None
+
+
+class Restart(_Message):
+    """Stop the server with this key and start it again. → :class:`Running`."""
+
+    key: str
+    window: int | None = None
+
+
+class Stop(_Message):
+    """Stop the server with this key. → :class:`Done`."""
+
+    key: str
+
+
+class Turn(_Message):
+    """Wait for the turn of one request at a backend; ends with :class:`EndTurn` or the connection. → :class:`Granted`.
+
+    :ivar serial: one request at a time at this backend, over all processes of the run; else granted at once.
+    """
+
+    key: str
+    request: str
+    serial: bool = True
+    parent: int | None = None
+    timeout: float = 300.0
+
+
+class EndTurn(_Message):
+    """The request is over. → :class:`Closed`. ``record`` goes to the journal as a ``request`` line."""
+
+    record: dict[str, Any] = {}
+
+
+class Note(_Message):
+    """Append a journal line. *No reply.*"""
+
+    kind: str
+    fields: dict[str, Any] = {}
+
+
+class Status(_Message):
+    """What the keeper has. → :class:`State`."""
+
+
+class Finish(_Message):
+    """Stop every server, write the last line, end. → :class:`Done`. Only from the controller."""
+
+    outcome: str = ""
+
+
+# ---------------------------------------------------------------- replies
+
+
+class Welcome(_Message):
+    """The keeper's greeting."""
+
+    pid: int
+    run: str
+    folder: str
+    generation: int
+    devices: list[DeviceInfo] = []
+
+
+class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A device that is measured. ``capacity`` is its nominal size as the user's limit sees it."""
+
+    label: str
+    kind: str
+    name: str
+    capacity: Measured
+    source: str
+    uuid: str | None = None
+
+
+class Opened(_Message):
+    """A window is open. ``waited`` is in seconds."""
+
+    window: int
+    t: int
+    waited: float = 0.0
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process held at its mark within a window."""
+
+    pid: int
+    name: str
+    device: str
+    bytes: int
+    backend: str | None = None
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How well a window was sampled: real median interval and longest gap, in milliseconds."""
+
+    samples: int
+    interval_ms: float | None
+    longest_gap_ms: float | None
+
+
+class Closed(_Message):
+    """What a window saw; every table is device label → figure.
+
+    :ivar run: peak over everything of this run (contract "What is counted"), boot peaks of used backends included.
+    :ivar backend: peak of the window's backends alone, boot peaks included.
+    :ivar process: peak of the test's own process.
+    :ivar device: peak of the whole device, everyone included.
+    :ivar baseline: what the run held when the window opened (scope ``run``).
+    :ivar baseline_backend: the same for the window's backends.
+    :ivar host: peak host memory of the process trees of the window's backends, boot included.
+    :ivar phases: phase name → label → peak, of boots and of phase windows inside this one.
+    :ivar boot: true where a boot peak decided ``run``.
+    :ivar overlapped: names of test windows that were open at the same time and shared a backend or the device.
+    :ivar shares: who held what, largest first, at most 20.
+    :ivar deaths: one sentence for each backend of this window that died in it.
+    :ivar trouble: sentences about measurement faults within the window.
+    """
+
+    t0: int
+    t1: int
+    run: dict[str, Measured] = {}
+    backend: dict[str, Measured] = {}
+    process: dict[str, Measured] = {}
+    device: dict[str, Measured] = {}
+    baseline: dict[str, Measured] = {}
+    baseline_backend: dict[str, Measured] = {}
+    host: Measured | None = None
+    phases: dict[str, dict[str, Measured]] = {}
+    boot: bool = False
+    overlapped: list[str] = []
+    shares: list[Share] = []
+    deaths: list[str] = []
+    trouble: list[str] = []
+    sampling: Sampling | None = None
+
+
+class Figures(_Message):
+    """Current figures: label → figure, for the whole run and for the window's backends.
+
+    ``settled`` is false when the reads still disagreed at the end of the wait.
+    """
+
+    t: int
+    run: dict[str, Measured] = {}
+    backend: dict[str, Measured] = {}
+    settled: bool = True
+
+
+class BootPhase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A phase of a boot: monotonic ns, peak and proportional set size where read at its end."""
+
+    name: str
+    start: int
+    end: int | None = None
+    peak: dict[str, Measured] = {}
+    pss: Measured | None = None
+
+
+class Running(_Message):
+    """A server that is ready. ``fresh`` says that this request started it."""
+
+    key: str
+    name: str
+    generation: int
+    pid: int
+    pids: list[int]
+    url: str
+    log: str
+    fresh: bool
+    api_key: str | None = None
+    t_start: int = 0
+    t_ready: int = 0
+    phases: list[BootPhase] = []
+    boot_peak: dict[str, Measured] = {}
+    at_start: dict[str, Measured] = {}
+    at_ready: dict[str, Measured] = {}
+    host_boot_peak: Measured | None = None
+
+
+class Granted(_Message):
+    """It is this request's turn. ``waited`` is in seconds."""
+
+    window: int
+    waited: float = 0.0
+
+
+class Done(_Message):
+    """It is done."""
+
+
+class State(_Message):
+    """Everything alive, for people and for tests."""
+
+    pid: int
+    run: str
+    t: int
+    devices: list[DeviceInfo] = []
+    backends: list[dict[str, Any]] = []
+    windows: list[dict[str, Any]] = []
+    sampling: Sampling | None = None
+    own_cpu_share: float | None = None
+    journal_trouble: str | None = None
+
+
+class Failed(_Message):
+    """The request failed.
+
+    :ivar error: name of the exception class in :mod:`pytest_vram.errors` that the client raises.
+    """
+
+    error: str
+    message: str
+
+
+Request = Hello | Open | Close | Peek | Now | Acquire | Restart | Stop | Turn | EndTurn | Note | Status | Finish
+Reply = Welcome | Opened | Closed | Figures | Running | Granted | Done | State | Failed
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What a keeper is told when it is started, as JSON on its standard input.
+
+    :ivar run: id of the run. :ivar folder: run folder. :ivar socket: path of the socket to listen on.
+    :ivar controller: PID and start time of the controller; when it is gone, everything goes.
+    :ivar devices: what to measure. :ivar interval_ms: sampling interval.
+    :ivar rpc: endpoints ``host:port`` of RPC devices, in index order.
+    """
+
+    run: str
+    folder: str
+    socket: str
+    controller: tuple[int, int]
+    devices: list[DeviceSpec]
+    interval_ms: float = 10.0
+    rpc: list[str] = []
+    settings: dict[str, Any] = {}

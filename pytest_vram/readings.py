@@ -1,0 +1,80 @@
+"""Measured figures with their provenance.
+
+A figure that was measured is a :class:`Reading`; one that could not be is :class:`Unmeasurable` with the reason.
+There is no third kind: an unread value is never 0 and never NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="reading", omit_defaults=True):
+    """A measured number of bytes.
+
+    :ivar bytes: the figure; where it is an interval, its lower end.
+    :ivar source: where it was read, such as ``host-hwm``, ``host-anon``, ``host-pss``, ``rpc-hwm``, ``engine-log``.
+    :ivar scope: whose bytes: ``run``, ``backend``, ``process`` or ``device``.
+    :ivar device: label of the device: ``host``, ``gpu0`` …
+    :ivar at_most: upper end where the figure is an interval, else ``None``.
+    :ivar exact: true when the source cannot miss a peak between its reads.
+    :ivar interval_ms: median interval between samples, where sampled.
+    :ivar samples: number of samples, where sampled.
+    :ivar note: what a reader must know, such as "contains a process that ended between two samples".
+    """
+
+    bytes: int
+    source: str
+    scope: str
+    device: str
+    exact: bool
+    at_most: int | None = None
+    interval_ms: float | None = None
+    samples: int | None = None
+    note: str | None = None
+
+    @property
+    def upper(self) -> int:
+        """The upper end: ``at_most``, or ``bytes`` where the figure is a point."""
+        return self.bytes if self.at_most is None else max(self.bytes, self.at_most)
+
+
+class Unmeasurable(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="unmeasurable", omit_defaults=True):
+    """A figure that could not be measured, and why. It passes no check."""
+
+    reason: str
+    source: str | None = None
+    scope: str | None = None
+    device: str | None = None
+
+
+Measured = Reading | Unmeasurable
+
+
+def larger(figures: Iterable[Measured]) -> Measured:
+    """The figure whose upper end is largest, over figures of one device.
+
+    One unmeasurable figure makes the result unmeasurable: a maximum with a hole in it is not known.
+    Ends combine separately, so the result's interval holds the true maximum.
+
+    :raises ValueError: when there are no figures.
+    """
+    found = list(figures)
+    if not found:
+        raise ValueError("no figures to compare")
+    best: Reading | None = None
+    for figure in found:
+        if isinstance(figure, Unmeasurable):
+            return figure
+        if best is None:
+            best = figure
+            continue
+        low, high = max(best.bytes, figure.bytes), max(best.upper, figure.upper)
+        winner = figure if figure.upper > best.upper else best
+        best = msgspec.structs.replace(
+            winner, bytes=low, at_most=high if high != low else None, exact=best.exact and figure.exact
+        )
+    assert best is not None
+    return best

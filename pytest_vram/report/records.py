@@ -1,0 +1,128 @@
+"""The run report as data: what every format is a view of. Its JSON schema is ``report/schema/report.json``."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from pytest_vram.checks.finding import Finding
+from pytest_vram.keeper.messages import BootPhase, DeviceInfo, Sampling, Share
+from pytest_vram.ledger import Ledger
+from pytest_vram.readings import Measured
+
+FORMAT = "pytest-vram/report/1"
+Outcome = Literal["passed", "failed", "skipped", "inconclusive", "error"]
+
+
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request of the client.
+
+    :ivar latency: seconds from sending to the whole answer, without the wait for a turn.
+    :ivar tokens_per_second: decode rate, as the server timed it, else output tokens over latency (``rate_from``).
+    :ivar result: ``ok``, ``error`` or ``timeout``.
+    """
+
+    id: str
+    backend: str
+    path: str
+    result: str
+    t: int
+    latency: float
+    waited: float = 0.0
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    tokens_per_second: float | None = None
+    rate_from: str | None = None
+    prompt_tokens_per_second: float | None = None
+    status: int | None = None
+    finish_reason: str | None = None
+    model: str | None = None
+    peak: dict[str, Measured] = {}
+    error: str | None = None
+
+
+class BackendRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation of one backend.
+
+    :ivar ledger: the engine's printed buckets against the peak of this generation (``unattributed`` included).
+    :ivar spec: the resolved spec, secrets left out. :ivar peak: boot and use, label → figure.
+    """
+
+    name: str
+    engine: str
+    generation: int
+    key: str
+    pid: int
+    command: list[str]
+    spec: dict[str, Any]
+    log: str
+    ledger: Ledger
+    facts: dict[str, Any] = {}
+    phases: list[BootPhase] = []
+    boot_peak: dict[str, Measured] = {}
+    at_ready: dict[str, Measured] = {}
+    peak: dict[str, Measured] = {}
+    boot_seconds: float | None = None
+
+
+class TestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One attempt at one test.
+
+    :ivar nodeid: key of the test; tests of the shipped suite are ``pytest_vram_specs.module::test`` everywhere.
+    :ivar peak: label → peak that was judged. :ivar limit: label → smallest limit, with its origin in
+        ``limit_from``.
+    :ivar backends: ``name#generation`` of the backends that it used.
+    """
+
+    __test__ = False  # not a test class
+
+    nodeid: str
+    outcome: Outcome
+    seconds: float
+    peak: dict[str, Measured] = {}
+    baseline: dict[str, Measured] = {}
+    host: Measured | None = None
+    limit: dict[str, int] = {}
+    limit_from: str | None = None
+    phases: dict[str, dict[str, Measured]] = {}
+    ledger: Ledger | None = None
+    findings: list[Finding] = []
+    shares: list[Share] = []
+    requests: list[RequestRecord] = []
+    backends: list[str] = []
+    overlapped: list[str] = []
+    sampling: Sampling | None = None
+    boot: bool = False
+    reason: str | None = None
+    attempt: int = 1
+    worker: str | None = None
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The run itself. :ivar settings: name → value and the place it came from. :ivar counts: outcome → tests."""
+
+    id: str
+    started: str
+    seconds: float
+    verdict: Literal["passed", "failed", "inconclusive"]
+    device: str
+    devices: list[DeviceInfo]
+    settings: dict[str, dict[str, Any]]
+    versions: dict[str, str]
+    counts: dict[str, int]
+    command: list[str]
+    sampling: Sampling | None = None
+    keeper_cpu_share: float | None = None
+    warnings: list[str] = []
+    folder: str | None = None
+
+
+class RunReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole run."""
+
+    run: RunInfo
+    tests: list[TestRecord]
+    backends: list[BackendRecord]
+    journal: str | None = None
+    format: str = FORMAT

@@ -1,0 +1,143 @@
+"""What should run: backend specs, the devices and limits a user names, and the launch plan of one server.
+
+These are data only. :mod:`pytest_vram.settings` reads them from files and options, the engines in
+:mod:`pytest_vram.backends` turn a :class:`BackendSpec` into a :class:`LaunchPlan`, and the keeper carries it out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+OptionValue = str | int | float | bool
+
+
+class Floors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Least performance that a deployment must keep.
+
+    :ivar tokens_per_second: median decode rate.
+    """
+
+    tokens_per_second: float | None = None
+
+
+class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One ``[backend.NAME]`` table, after its profile was merged in and defaults were applied.
+
+    Paths are absolute or relative to ``base`` (the folder of the file that the spec came from), ``~`` expanded.
+
+    :ivar name: key of the table.
+    :ivar origin: where it came from, for messages, such as ``/srv/vram.toml``.
+    :ivar base: folder that relative paths start from.
+    :ivar options: the engine's own long options without dashes; values become flags.
+    :ivar env: extra environment of the server.
+    :ivar boot_timeout: seconds until ready. :ivar request_timeout: seconds for one request.
+    """
+
+    name: str
+    engine: str
+    origin: str
+    base: str
+    model: str | None = None
+    binary: str | None = None
+    profile: str | None = None
+    options: dict[str, OptionValue | list[OptionValue]] = {}
+    env: dict[str, str] = {}
+    boot_timeout: float = 120.0
+    request_timeout: float = 300.0
+    floors: Floors = Floors()
+    # engine = "command"
+    argv: list[str] = []
+    health: str | None = None
+    log_patterns: dict[str, str] = {}
+    # engine = "attach"
+    url: str | None = None
+    pid: int | None = None
+    process: str | None = None
+    # name sent as "model" in requests, where the server wants one
+    served_model: str | None = None
+    api_key: str | None = None
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """A budget: bytes for every device, for some by label, or for their sum.
+
+    :ivar each: limit of every device without one of its own.
+    :ivar by_label: ``gpu0`` → bytes.
+    :ivar total: limit of the sum over devices.
+    :ivar text: as the user wrote it.
+    """
+
+    text: str
+    each: int | None = None
+    by_label: dict[str, int] = {}
+    total: int | None = None
+
+    def of(self, label: str) -> int | None:
+        """The limit of the device with this label, or ``None``."""
+        return self.by_label.get(label, self.each)
+
+
+class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One device of ``--vram-device``.
+
+    :ivar kind: ``auto``, ``cpu``, ``predicted``, ``cuda``, ``uuid``, ``drm``, ``vulkan`` or ``rpc``.
+    :ivar index: number after the colon; ``None`` for a bare kind, which means all of it.
+    :ivar name: what follows the colon where it is not a number (``card0``, a UUID).
+    """
+
+    kind: str
+    index: int | None = None
+    name: str | None = None
+    text: str = ""
+
+
+class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the keeper must know to own one server, engine by engine the same.
+
+    :ivar name: backend's name; log files and journal lines carry it.
+    :ivar engine: engine's name; chooses the boot-log grammar.
+    :ivar argv: command; empty for ``attach``.
+    :ivar env: additions to the environment.
+    :ivar secret_env: variable that receives the random key of this server, or ``None`` when it takes none.
+    :ivar url: base URL with ``{port}`` where the port is read back, e.g. ``http://127.0.0.1:{port}``; without it
+        the port is fixed.
+    :ivar port_pattern: regular expression whose group 1 is the port in a log line, or ``None``.
+    :ivar health: path (or whole URL) that answers 200 once ready; ``None``: the ``ready`` log pattern decides.
+    :ivar log_patterns: phase name → regular expression of the log line that begins it (``command`` engine).
+    :ivar own_port: refuse a port whose listener is not one of this server's processes.
+    :ivar pid: process to watch (``attach``). :ivar process: name of processes to watch (``attach``).
+    :ivar stop_grace: seconds between SIGTERM and SIGKILL.
+    """
+
+    name: str
+    engine: str
+    argv: list[str] = []
+    env: dict[str, str] = {}
+    cwd: str = "."
+    secret_env: str | None = None
+    api_key: str | None = None
+    url: str = ""
+    port_pattern: str | None = None
+    health: str | None = None
+    log_patterns: dict[str, str] = {}
+    own_port: bool = True
+    pid: int | None = None
+    process: str | None = None
+    boot_timeout: float = 120.0
+    stop_grace: float = 5.0
+
+    @property
+    def key(self) -> str:
+        """Identity of the server: equal plans share one. 16 hexadecimal digits."""
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:16]
+
+
+def as_table(spec: BackendSpec) -> dict[str, Any]:
+    """The spec as plain data for reports, without its API key."""
+    table: dict[str, Any] = msgspec.to_builtins(spec)
+    if table.get("api_key"):
+        table["api_key"] = "***"
+    return table
