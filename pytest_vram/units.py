@@ -109,4 +109,6 @@ def card_hint(peak: int, limit: int) -> str | None:
     if limit % 10**9 or not limit < peak <= limit // 10**9 * GIB:
         return None
     number = limit // 10**9
-    return f"{mib(peak)} is over {number}GB ({mib(limit)}) but under {number}GiB; write {number}GiB if you mean the card"
+    return (
+        f"{mib(peak)} is over {number}GB ({mib(limit)}) but under {number}GiB; write {number}GiB if you mean the card"
+    )

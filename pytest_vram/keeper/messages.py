@@ -26,7 +26,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=st
 # ---------------------------------------------------------------- requests
 
 
-class Hello(_Message):
+class Hello(_Message, frozen=True, kw_only=True):
     """First message of every connection. → :class:`Welcome`.
 
     :ivar role: ``controller`` (its end is the run's end), ``worker`` (an xdist worker; its end closes its windows),
@@ -42,7 +42,7 @@ class Hello(_Message):
     protocol: int = PROTOCOL
 
 
-class Open(_Message):
+class Open(_Message, frozen=True, kw_only=True):
     """Open a window. → :class:`Opened`.
 
     :ivar kind: ``test``, ``phase`` or ``request``.
@@ -57,20 +57,20 @@ class Open(_Message):
     exclusive: bool = False
 
 
-class Close(_Message):
+class Close(_Message, frozen=True, kw_only=True):
     """Close a window. → :class:`Closed`."""
 
     window: int
     record: dict[str, Any] = {}
 
 
-class Peek(_Message):
+class Peek(_Message, frozen=True, kw_only=True):
     """Figures of an open window so far. → :class:`Closed`, the window stays open."""
 
     window: int
 
 
-class Now(_Message):
+class Now(_Message, frozen=True, kw_only=True):
     """Current figures (no peak). → :class:`Figures`.
 
     :ivar settle: wait up to this many seconds for two agreeing reads 100 ms apart (idle memory); 0 reads at once.
@@ -82,7 +82,7 @@ class Now(_Message):
     tolerance: int = 1 << 20
 
 
-class Acquire(_Message):
+class Acquire(_Message, frozen=True, kw_only=True):
     """Make sure that the server of this plan runs, and let ``window`` use it. → :class:`Running`.
 
     The reply comes when it is ready. A dead server is started anew as the next generation. Errors:
@@ -93,20 +93,20 @@ class Acquire(_Message):
     window: int | None = None
 
 
-class Restart(_Message):
+class Restart(_Message, frozen=True, kw_only=True):
     """Stop the server with this key and start it again. → :class:`Running`."""
 
     key: str
     window: int | None = None
 
 
-class Stop(_Message):
+class Stop(_Message, frozen=True, kw_only=True):
     """Stop the server with this key. → :class:`Done`."""
 
     key: str
 
 
-class Turn(_Message):
+class Turn(_Message, frozen=True, kw_only=True):
     """Wait for the turn of one request at a backend; ends with :class:`EndTurn` or the connection. → :class:`Granted`.
 
     :ivar serial: one request at a time at this backend, over all processes of the run; else granted at once.
@@ -119,24 +119,24 @@ class Turn(_Message):
     timeout: float = 300.0
 
 
-class EndTurn(_Message):
+class EndTurn(_Message, frozen=True, kw_only=True):
     """The request is over. → :class:`Closed`. ``record`` goes to the journal as a ``request`` line."""
 
     record: dict[str, Any] = {}
 
 
-class Note(_Message):
+class Note(_Message, frozen=True, kw_only=True):
     """Append a journal line. *No reply.*"""
 
     kind: str
     fields: dict[str, Any] = {}
 
 
-class Status(_Message):
+class Status(_Message, frozen=True, kw_only=True):
     """What the keeper has. → :class:`State`."""
 
 
-class Finish(_Message):
+class Finish(_Message, frozen=True, kw_only=True):
     """Stop every server, write the last line, end. → :class:`Done`. Only from the controller."""
 
     outcome: str = ""
@@ -145,7 +145,7 @@ class Finish(_Message):
 # ---------------------------------------------------------------- replies
 
 
-class Welcome(_Message):
+class Welcome(_Message, frozen=True, kw_only=True):
     """The keeper's greeting."""
 
     pid: int
@@ -166,7 +166,7 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     uuid: str | None = None
 
 
-class Opened(_Message):
+class Opened(_Message, frozen=True, kw_only=True):
     """A window is open. ``waited`` is in seconds."""
 
     window: int
@@ -192,7 +192,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     longest_gap_ms: float | None
 
 
-class Closed(_Message):
+class Closed(_Message, frozen=True, kw_only=True):
     """What a window saw; every table is device label → figure.
 
     :ivar run: peak over everything of this run (contract "What is counted"), boot peaks of used backends included.
@@ -228,7 +228,7 @@ class Closed(_Message):
     sampling: Sampling | None = None
 
 
-class Figures(_Message):
+class Figures(_Message, frozen=True, kw_only=True):
     """Current figures: label → figure, for the whole run and for the window's backends.
 
     ``settled`` is false when the reads still disagreed at the end of the wait.
@@ -250,7 +250,7 @@ class BootPhase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pss: Measured | None = None
 
 
-class Running(_Message):
+class Running(_Message, frozen=True, kw_only=True):
     """A server that is ready. ``fresh`` says that this request started it."""
 
     key: str
@@ -271,18 +271,18 @@ class Running(_Message):
     host_boot_peak: Measured | None = None
 
 
-class Granted(_Message):
+class Granted(_Message, frozen=True, kw_only=True):
     """It is this request's turn. ``waited`` is in seconds."""
 
     window: int
     waited: float = 0.0
 
 
-class Done(_Message):
+class Done(_Message, frozen=True, kw_only=True):
     """It is done."""
 
 
-class State(_Message):
+class State(_Message, frozen=True, kw_only=True):
     """Everything alive, for people and for tests."""
 
     pid: int
@@ -296,7 +296,7 @@ class State(_Message):
     journal_trouble: str | None = None
 
 
-class Failed(_Message):
+class Failed(_Message, frozen=True, kw_only=True):
     """The request failed.
 
     :ivar error: name of the exception class in :mod:`pytest_vram.errors` that the client raises.

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from pytest_vram.backends.record import RequestRecord
 from pytest_vram.checks.finding import Finding
 from pytest_vram.keeper.messages import BootPhase, DeviceInfo, Sampling, Share
 from pytest_vram.ledger import Ledger
@@ -13,33 +14,6 @@ from pytest_vram.readings import Measured
 
 FORMAT = "pytest-vram/report/1"
 Outcome = Literal["passed", "failed", "skipped", "inconclusive", "error"]
-
-
-class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One request of the client.
-
-    :ivar latency: seconds from sending to the whole answer, without the wait for a turn.
-    :ivar tokens_per_second: decode rate, as the server timed it, else output tokens over latency (``rate_from``).
-    :ivar result: ``ok``, ``error`` or ``timeout``.
-    """
-
-    id: str
-    backend: str
-    path: str
-    result: str
-    t: int
-    latency: float
-    waited: float = 0.0
-    tokens_in: int | None = None
-    tokens_out: int | None = None
-    tokens_per_second: float | None = None
-    rate_from: str | None = None
-    prompt_tokens_per_second: float | None = None
-    status: int | None = None
-    finish_reason: str | None = None
-    model: str | None = None
-    peak: dict[str, Measured] = {}
-    error: str | None = None
 
 
 class BackendRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,261 @@
+"""The config file: ``vram.toml``, or ``[tool.vram]`` in ``pyproject.toml``.
+
+Unknown keys are errors that name the nearest known one. Profiles are tables of the same shape that ship with the
+package; a backend's own keys override its profile's, ``options``, ``env`` and ``floors`` key by key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.resources
+import math
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from pytest_vram.errors import BadSpec
+from pytest_vram.settings import NAMES
+from pytest_vram.spec import BackendSpec, Floors
+
+FILE_NAME = "vram.toml"
+DEMO = "demo"
+#: Top-level keys: every setting but those that name the file itself or clash with ``[backend.NAME]``.
+TOP_LEVEL = tuple(name for name in NAMES if name not in ("config", "backend"))
+_COMMON = {"engine", "profile", "options", "env", "boot_timeout", "request_timeout", "floors", "served_model"}
+#: Keys that mean something only to these built-in engines; other engines may use them all.
+_ONLY: dict[str, set[str]] = {
+    "llama-server": {"model", "binary"},
+    "command": {"model", "argv", "health", "log_patterns", "url", "api_key"},
+    "attach": {"url", "pid", "process", "api_key", "model", "log_patterns", "health"},
+}
+T = TypeVar("T")
+_KEYS = _COMMON.union(*_ONLY.values())
+
+
+class SpecFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A config file, checked.
+
+    :ivar path: the file, or ``None`` where there is none. :ivar values: the settings in it, unchecked.
+    :ivar backends: name → spec; ``demo`` is always there.
+    """
+
+    path: str | None
+    values: dict[str, Any]
+    backends: dict[str, BackendSpec]
+    default: str
+
+
+def locate(rootdir: Path, named: str | None = None, place: str = "--vram-config") -> Path | None:
+    """The config file of a project: the named one, else ``vram.toml``, else a ``pyproject.toml`` with ``[tool.vram]``.
+
+    :raises BadSpec: when the named file does not exist.
+    """
+    if named is not None:
+        path = Path(named).expanduser()
+        if not path.is_file():
+            what = "is a folder" if path.is_dir() else "does not exist"
+            raise BadSpec(f"config file {named!r} {what}: name a TOML file such as {FILE_NAME} (from {place})")
+        return path.absolute()
+    path = rootdir / FILE_NAME
+    if path.is_file():
+        return path
+    project = rootdir / "pyproject.toml"
+    if project.is_file() and b"tool.vram" in project.read_bytes():
+        return project
+    return None
+
+
+def read(path: Path | None) -> SpecFile:
+    """Read and check a config file; ``None`` gives the built-in ``demo`` backend alone.
+
+    :raises BadSpec: one line naming file, key, value and what is accepted.
+    """
+    table = _table(path) if path else {}
+    where = str(path) if path else "built-in"
+    base = str(path.parent) if path else str(Path.cwd())
+    _no_unknown(table, (*TOP_LEVEL, "backend", "default"), where)
+    raw = table.get("backend", {})
+    if not isinstance(raw, dict):
+        raise BadSpec(f"{where}: backend = {raw!r} is not a table: write [backend.NAME] tables, and default = NAME")
+    backends = {name: backend(name, body, origin=where, base=base) for name, body in raw.items()}
+    backends.setdefault(DEMO, backend(DEMO, {"profile": DEMO}, origin="built-in", base=base))
+    default = table.get("default")
+    if default is None:
+        own = [name for name in raw if name != DEMO]
+        default = own[0] if len(own) == 1 else DEMO
+    if not isinstance(default, str) or default not in backends:
+        raise BadSpec(f"{where}: default = {default!r} is not a backend: {known(backends)}")
+    values = {key: value for key, value in table.items() if key in TOP_LEVEL}
+    return SpecFile(path=str(path) if path else None, values=values, backends=backends, default=default)
+
+
+def _table(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as stream:
+            document = tomllib.load(stream)
+    except OSError as error:
+        raise BadSpec(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise BadSpec(f"{path} is not UTF-8 text (byte {error.start}): a config file is TOML") from None
+    except tomllib.TOMLDecodeError as error:
+        raise BadSpec(f"{path} is not valid TOML: {error}") from None
+    if path.name != "pyproject.toml":
+        return document
+    tool = document.get("tool", {})
+    table = tool.get("vram", {}) if isinstance(tool, dict) else {}
+    if not isinstance(table, dict):
+        raise BadSpec(f"{path}: tool.vram = {table!r} is not a table")
+    return table
+
+
+def backend(name: str, body: object, *, origin: str, base: str) -> BackendSpec:
+    """One ``[backend.NAME]`` table as a spec, its profile merged in.
+
+    :raises BadSpec: one line naming file, key, value and what is accepted.
+    """
+    where = f"{origin}: backend.{name}"
+    if not isinstance(body, dict):
+        raise BadSpec(f"{where} = {body!r} is not a table: write [backend.{name}]")
+    if not name or "/" in name or name.startswith("."):
+        raise BadSpec(f"{origin}: {name!r} cannot name a backend: use letters, digits, - and _")
+    merged = _with_profile(body, where)
+    _no_unknown(merged, sorted(_KEYS), where)
+    engine = _text(merged, "engine", where)
+    if engine is None:
+        raise BadSpec(f'{where} has no engine: write engine = "llama-server", "command" or "attach", or a profile')
+    if engine in _ONLY:
+        for key in merged:
+            if key not in _COMMON and key not in _ONLY[engine]:
+                owners = ", ".join(repr(other) for other, keys in _ONLY.items() if key in keys)
+                raise BadSpec(f"{where}.{key} means nothing to engine {engine!r}; it belongs to {owners}")
+    floors = _table_of(merged, "floors", where, _number)
+    _no_unknown(floors, ("tokens_per_second",), f"{where}.floors")
+    return BackendSpec(
+        name=name,
+        engine=engine,
+        origin=origin,
+        base=base,
+        model=_text(merged, "model", where),
+        binary=_text(merged, "binary", where),
+        profile=_text(merged, "profile", where),
+        options=_table_of(merged, "options", where, _option),
+        env=_table_of(merged, "env", where, _variable),
+        boot_timeout=_seconds(merged, "boot_timeout", where, 120.0),
+        request_timeout=_seconds(merged, "request_timeout", where, 300.0),
+        floors=Floors(**floors),
+        argv=_argv(merged, where),
+        health=_text(merged, "health", where),
+        log_patterns=_table_of(merged, "log_patterns", where, _string),
+        url=_text(merged, "url", where),
+        pid=_pid(merged, where),
+        process=_text(merged, "process", where),
+        served_model=_text(merged, "served_model", where),
+        api_key=_text(merged, "api_key", where),
+    )
+
+
+def profiles() -> list[str]:
+    """Names of the profiles that ship with the package."""
+    folder = importlib.resources.files("pytest_vram_fixtures").joinpath("profiles")
+    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def known(names: Iterable[str], wanted: str | None = None) -> str:
+    """``did you mean …`` where a name is near, else the list of known names."""
+    choices = sorted(names)
+    near = difflib.get_close_matches(wanted or "", choices, n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(map(repr, choices))}"
+
+
+def _with_profile(body: Mapping[str, Any], where: str) -> dict[str, Any]:
+    name = body.get("profile")
+    if name is None:
+        return dict(body)
+    if not isinstance(name, str) or name not in profiles():
+        raise BadSpec(f"{where}.profile = {name!r} is not a profile: {known(profiles(), str(name))}")
+    resource = importlib.resources.files("pytest_vram_fixtures").joinpath("profiles", f"{name}.toml")
+    merged: dict[str, Any] = tomllib.loads(resource.read_text(encoding="utf-8"))
+    if body.get("engine", merged.get("engine")) != merged.get("engine"):
+        raise BadSpec(f"{where}: profile {name!r} is for engine {merged.get('engine')!r}, not {body['engine']!r}")
+    for key, value in body.items():
+        if key in ("options", "env", "floors") and isinstance(value, dict):
+            merged[key] = {**merged.get(key, {}), **value}
+        else:
+            merged[key] = value
+    return merged
+
+
+def _no_unknown(table: Mapping[str, object], names: Iterable[str], where: str) -> None:
+    names = list(names)
+    for key in table:
+        if key not in names:
+            raise BadSpec(f"{where}: unknown key {key!r}: {known(names, key)}")
+
+
+def _text(table: Mapping[str, object], key: str, where: str) -> str | None:
+    value = table.get(key)
+    return None if value is None else _string(value, f"{where}.{key}")
+
+
+def _string(value: object, where: str) -> str:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise BadSpec(f"{where} = {value!r} is not a string with something in it")
+    return value
+
+
+def _variable(value: object, where: str) -> str:
+    if not isinstance(value, str) or "\0" in value:
+        raise BadSpec(f"{where} = {value!r} is not a string: values of environment variables are strings")
+    return value
+
+
+def _option(value: object, where: str) -> Any:
+    values = value if isinstance(value, list) else [value]
+    if not values or not all(isinstance(one, (str, int, float, bool)) for one in values):
+        raise BadSpec(f"{where} = {value!r} is not an option's value: write a string, number, true, false or a list")
+    if any(isinstance(one, float) and not math.isfinite(one) for one in values) or any(
+        isinstance(one, str) and "\0" in one for one in values
+    ):
+        raise BadSpec(f"{where} = {value!r} cannot be passed on a command line")
+    return value
+
+
+def _number(value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise BadSpec(f"{where} = {value!r} is not a number above 0")
+    return float(value)
+
+
+def _seconds(table: Mapping[str, object], key: str, where: str, default: float) -> float:
+    value = table.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 86_400:
+        raise BadSpec(f"{where}.{key} = {value!r} is not a number of seconds from above 0 to 86400")
+    return float(value)
+
+
+def _argv(table: Mapping[str, object], where: str) -> list[str]:
+    value = table.get("argv", [])
+    if isinstance(value, str):
+        raise BadSpec(f'{where}.argv = {value!r} is one string: write a list, as in argv = ["python", "-m", "serve"]')
+    if not isinstance(value, list):
+        raise BadSpec(f"{where}.argv = {value!r} is not a list of strings")
+    return [_string(part, f"{where}.argv[{index}]") for index, part in enumerate(value)]
+
+
+def _pid(table: Mapping[str, object], where: str) -> int | None:
+    value = table.get("pid")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 2:
+        raise BadSpec(f"{where}.pid = {value!r} is not a process id")
+    return value
+
+
+def _table_of(table: Mapping[str, object], key: str, where: str, check: Callable[[object, str], T]) -> dict[str, T]:
+    value = table.get(key, {})
+    if not isinstance(value, dict):
+        raise BadSpec(f"{where}.{key} = {value!r} is not a table")
+    return {name: check(one, f"{where}.{key}.{name}") for name, one in value.items()}
