@@ -1,0 +1,103 @@
+"""Logs of an engine without a grammar of its own, read with the user's patterns.
+
+A pattern belongs to a phase: its first match begins the phase. It may hold named groups for sizes, spelled
+``<bucket>_<unit>``, such as ``(?P<weights_mib>[\\d.]+)`` or ``(?P<kv_bytes>\\d+)``, and a group ``device`` with the
+engine's name of the device; without one the bytes are on ``gpu0``. Sizes of one bucket and device found again replace
+the earlier figure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import get_args
+
+from pytest_vram.bootlog.boot import PHASES, Boot, Phase, PhaseSpan
+from pytest_vram.bootlog.devices import Labels
+from pytest_vram.bootlog.lines import size, split
+from pytest_vram.errors import BadInput
+from pytest_vram.ledger import BUCKETS, Bucket, Entry
+
+_UNITS = {"bytes": "B", "kb": "KB", "mb": "MB", "gb": "GB", "kib": "KiB", "mib": "MiB", "gib": "GiB"}
+_LONGEST = 8192  # a user's pattern may backtrack: long lines are cut
+
+
+class Generic:
+    """The grammar of the ``command`` engine."""
+
+    def __init__(self, engine: str, patterns: Mapping[str, str]) -> None:
+        self._engine = engine
+        self._patterns: list[tuple[Phase, re.Pattern[str]]] = []
+        for name, pattern in patterns.items():
+            phase: Phase | None = next((known for known in get_args(Phase) if known == name), None)
+            if phase is None:
+                raise BadInput(f"log pattern for unknown phase {name!r}: the phases are {', '.join(PHASES)}")
+            try:
+                self._patterns.append((phase, re.compile(pattern)))
+            except re.error as error:
+                raise BadInput(f"log pattern of phase {name!r} is not a regular expression: {error}") from None
+        self._labels = Labels()
+        self._found: dict[tuple[Bucket, str], Entry] = {}
+        self._spans: list[PhaseSpan] = []
+        self._line = 0
+
+    def feed(self, raw: str) -> Phase | None:
+        """Take the next line; the phase that it begins, or ``None``."""
+        self._line += 1
+        line = split(raw[:_LONGEST])
+        began: Phase | None = None
+        if not self._spans:
+            began = self._begin("start", line.time)
+        for phase, pattern in self._patterns:
+            match = pattern.search(line.text)
+            if match is None:
+                continue
+            self._sizes(match)
+            if not any(span.name == phase for span in self._spans):
+                began = self._begin(phase, line.time)
+        return began
+
+    def _begin(self, phase: Phase, time: float | None) -> Phase:
+        self._spans.append(PhaseSpan(name=phase, line=self._line, start=time))
+        return phase
+
+    def _sizes(self, match: re.Match[str]) -> None:
+        groups = match.groupdict()
+        device = groups.get("device") or "gpu0"
+        for name, number in groups.items():
+            bucket_name, _, unit = name.rpartition("_")
+            bucket = next((bucket for bucket in BUCKETS if bucket == bucket_name), None)
+            if bucket is None or bucket == "unattributed" or number is None or unit not in _UNITS:
+                continue
+            figure = size(number, _UNITS[unit])
+            if figure is None:
+                continue
+            label = self._labels.of(device)
+            self._found[bucket, label] = Entry(
+                bucket=bucket,
+                device=label,
+                bytes=figure[0],
+                source="engine-log",
+                detail=match[0].strip()[:120],
+                resolution=figure[1],
+            )
+
+    def boot(self) -> Boot:
+        """What the lines so far said; evidence is never better than partial, since the patterns are the user's."""
+        entries = tuple(self._found.values())
+        ends = [span.start for span in self._spans[1:]] + [None]
+        return Boot(
+            engine=self._engine,
+            era="",
+            evidence="partial" if entries else "none",
+            phases=tuple(
+                PhaseSpan(name=span.name, line=span.line, start=span.start, end=end)
+                for span, end in zip(self._spans, ends, strict=True)
+            ),
+            entries=entries,
+            devices=dict(self._labels.names),
+            warnings=()
+            if entries
+            else ("no buffer sizes were read: log_patterns may name them, as in (?P<weights_mib>[0-9.]+)",),
+            ready=any(span.name == "ready" for span in self._spans),
+        )

@@ -1,0 +1,144 @@
+"""Facts of a llama.cpp boot log: pattern → fact, and lines that warn."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from pytest_vram.bootlog.lines import count, size
+
+_SCALE = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+def _bytes(number: str, unit: str) -> int | None:
+    figure = size(number, unit)
+    return None if figure is None else figure[0]
+
+
+def _parameters(number: str, scale: str) -> int:
+    return round(float(number) * _SCALE[scale])
+
+
+def _milliseconds(number: str) -> float:
+    return round(float(number) / 1e3, 6)
+
+
+def _switch(word: str) -> bool | None:
+    return {"enabled": True, "true": True, "1": True, "disabled": False, "false": False, "0": False}.get(word)
+
+
+Rule = tuple[str, str, tuple[str, ...], Callable[..., Any]]
+#: (needle that a line must hold, pattern, facts of its groups, conversion).
+_RULES: tuple[Rule, ...] = (
+    ("offloaded", r"\boffloaded (\d+)/(\d+) layers to GPU", ("layers_offloaded", "layers_offloadable"), count),
+    ("n_layer ", r"\bn_layer\s+= (\d+)", ("layers",), count),
+    ("n_ctx_train", r"\bn_ctx_train\s+= (\d+)", ("context_trained",), count),
+    ("n_expert ", r"\bn_expert\s+= (\d+)", ("experts",), count),
+    ("n_expert_used", r"\bn_expert_used\s+= (\d+)", ("experts_used",), count),
+    ("n_swa ", r"\bn_swa\s+= (\d+)", ("sliding_window",), count),
+    ("arch ", r"\barch\s+= (\S+)", ("architecture",), str),
+    ("file type", r"\bfile type\s+= (.+)", ("quantization",), str),
+    ("general.name", r"\bgeneral\.name\s+= (.+)", ("model_name",), str),
+    ("model params", r"\bmodel params\s+= (\d{1,12}(?:\.\d{1,6})?) ([KMBT]?)", ("parameters",), _parameters),
+    ("file size", r"\bfile size\s+= ([\d.]+) ([KMGT]iB)", ("model_bytes",), _bytes),
+    ("load_mode", r"\(load_mode = (\w+)\)", ("load_mode",), str),
+    ("mmap = ", r"\(mmap = (\w+)", ("mmap",), _switch),
+    ("n_seq_max", r"\bn_seq_max\s+= (\d+)", ("slots",), count),
+    ("n_ctx ", r"\bn_ctx\s+= (\d+)", ("context",), count),
+    ("n_ctx_seq ", r"\bn_ctx_seq\s+= (\d+)", ("context_per_slot",), count),
+    ("n_ctx_per_seq ", r"\bn_ctx_per_seq\s+= (\d+)", ("context_per_slot",), count),
+    ("n_batch ", r"\bn_batch\s+= (\d+)", ("batch",), count),
+    ("n_ubatch", r"\bn_ubatch\s+= (\d+)", ("ubatch",), count),
+    ("flash_attn ", r"\bflash_attn\s+= (enabled|disabled|0|1)\s*$", ("flash_attention",), _switch),
+    ("lash ", r"\bFlash Attention enabled", ("flash_attention",), lambda: True),
+    (
+        "lash ",
+        r"\bFlash Attention.*(?:set to disabled|not supported)",
+        ("flash_attention",),
+        lambda: False,
+    ),
+    ("kv_unified", r"\bkv_unified\s+= (true|false)", ("kv_unified",), _switch),
+    ("reserve took", r"\breserve took (\d{1,12}(?:\.\d{1,6})?) ms", ("reserve_seconds",), _milliseconds),
+    ("graph splits", r"\bgraph splits = (\d+)", ("graph_splits",), count),
+    (
+        "n_slots",
+        r"\bn_slots = (\d+), n_ctx_slot = (\d+)",
+        ("slots", "context_per_slot"),
+        count,
+    ),
+)
+#: Facts of the server, whichever model it is loading.
+_SERVER: tuple[Rule, ...] = (
+    ("build", r"\bbuild:? (\d+ \(\w+\))", ("build",), str),
+    ("verbosity", r"\bverbosity = (\d+)", ("verbosity",), count),
+    ("n_threads", r"\bn_threads = (\d+)", ("threads",), count),
+    ("prompt cache is enabled", r"size limit: (\d+) (MiB)", ("prompt_cache_limit_bytes",), _bytes),
+    ("prompt cache is disabled", r"prompt cache is (disabled)", ("prompt_cache",), _switch),
+    ("prompt cache is enabled", r"prompt cache is (enabled)", ("prompt_cache",), _switch),
+    ("projected to use", r"projected to use (\d+) (MiB) of device", ("projected_device_bytes",), _bytes),
+    ("projected to use", r"projected to use (\d+) (MiB) of host", ("projected_host_bytes",), _bytes),
+    ("listening on http", r"listening on (https?://\S+)", ("url",), str),
+)
+_COMPILED: dict[Rule, re.Pattern[str]] = {rule: re.compile(rule[1], re.ASCII) for rule in (*_RULES, *_SERVER)}
+_CELLS = re.compile(
+    r"\bsize =\s*[\d.]+ MiB \(\s*(\d{1,18}) cells,\s*(\d{1,18}) layers,\s*\d+(?:/\s*\d+)? seqs\),"
+    r" K \((\w+)\):.* V \((\w+)\):",
+    re.ASCII,
+)
+_OLD_CELLS = re.compile(r"\bKV self size\s*=.*K \((\w+)\):.*V \((\w+)\):", re.ASCII)
+
+#: A line with one of these says that something asked for is not what happens.
+_SIGNS = re.compile(
+    r"will be ignored|\bdisabling\b|not supported|falling back|fallback to|\bforcing\b|set to disabled|force disabled"
+    r"|\bclamping\b|\bcapping\b|\boverridden to\b|is not compatible|might be suboptimal|will be suboptimal"
+    r"|failed to fit params|error while trying to fit params|possible training context overflow"
+    r"|cannot meet free memory target|does not match expectation|Failed to connect to|using device .* instead"
+    r"|memory usage will increase|removing |no usable GPU found|cannot be used with preferred buffer type",
+    re.IGNORECASE,
+)
+
+
+def _apply(rules: tuple[Rule, ...], text: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for rule in rules:
+        needle, _, names, convert = rule
+        if needle not in text:
+            continue
+        match = _COMPILED[rule].search(text)
+        if match is None:
+            continue
+        groups = match.groups()
+        # One fact may need several groups (a number and its unit); several facts take one group each.
+        values = (convert(*groups),) if len(names) == 1 else tuple(convert(group) for group in groups)
+        for name, value in zip(names, values, strict=True):
+            if value is not None:
+                found[name] = value.strip() if isinstance(value, str) else value
+    return found
+
+
+def of_load(text: str) -> dict[str, Any]:
+    """Facts in a line about the model or the context that is being loaded."""
+    if "cells" in text and (match := _CELLS.search(text)):
+        cells, layers, key, value = match.groups()
+        return {"kv_cells": int(cells), "kv_layers": int(layers), "cache_type_k": key, "cache_type_v": value}
+    if "KV self size" in text and (match := _OLD_CELLS.search(text)):
+        return {"cache_type_k": match[1], "cache_type_v": match[2]}
+    return _apply(_RULES, text)
+
+
+def of_server(text: str) -> dict[str, Any]:
+    """Facts in a line about the server itself."""
+    return _apply(_SERVER, text)
+
+
+def is_warning(text: str, level: str | None) -> bool:
+    """True for a line that says that something asked for does not happen.
+
+    Information lines that describe the model are left alone: only warnings, errors and lines without a level count.
+    """
+    if level is not None and level not in "WE":
+        return False
+    if level is None and not text.lower().startswith(("warning", "warn:", "error")):
+        return False
+    return _SIGNS.search(text) is not None
