@@ -1,0 +1,349 @@
+"""The hooks of a run that takes part, registered only then; they delegate to :mod:`pytest_vram.run` and the checks."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from pytest_vram import settings as settings_module
+from pytest_vram import specfile, units
+from pytest_vram.errors import BadInput, VramError
+from pytest_vram.judging import Judgement, budget_of, judge, with_outcome
+from pytest_vram.readings import Reading
+from pytest_vram.report.records import Outcome
+from pytest_vram.run import Identity, Plan, Run, capacity_of, new_identity, plan_of
+from pytest_vram.settings import Settings
+from pytest_vram.stash import ATTEMPT, RUN
+from pytest_vram.summary import Collector
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
+
+PLUGIN = "vram-activity"
+PLAN = pytest.StashKey[Plan]()
+IDENTITY = pytest.StashKey[Identity]()
+WAYS_ON = (
+    "measure host memory instead with --vram-device=cpu, a software GPU with --vram-device=rpc:0, or run on a machine"
+    " with a GPU (--vram-device=predicted, which holds an estimate against the budget, is not built yet)"
+)
+#: A card never shows all of its nominal size: a "24 GB" card shows 24135 of 24576 MiB.
+NOMINAL_TOLERANCE = 0.03
+
+
+class Shared(msgspec.Struct, frozen=True, kw_only=True):
+    """What an xdist controller tells its workers."""
+
+    identity: Identity
+    settings: Settings | None
+
+
+def activate(config: pytest.Config) -> None:
+    """Resolve the settings, make the run, register its hooks.
+
+    :raises pytest.UsageError: for anything the user wrote that cannot be used.
+    """
+    if RUN in config.stash:
+        return
+    worker = getattr(config, "workerinput", None)
+    told = worker.get("vram") if worker else None
+    try:
+        shared = msgspec.json.decode(told, type=Shared) if told else None
+        path = _config_path(config)
+        specs = specfile.read(path)
+        settings = (shared.settings if shared else None) or _resolve(config, specs)
+        if settings.backend and settings.backend not in specs.backends:
+            place = settings.places.get("backend", "")
+            known = specfile.known(specs.backends, settings.backend)
+            raise BadInput(
+                f"backend {settings.backend!r} is not in {specs.path or 'any config file'}: {known} (from {place})"
+            )
+    except BadInput as error:
+        raise pytest.UsageError(f"pytest-vram: {error}") from None
+    identity = shared.identity if shared else _identity(config)
+    name = worker.get("workerid") if worker else None
+    run = config.stash[RUN] = Run(settings, specs, identity, role="controller", worker=name)
+    if worker is None and not _only_lists(config):
+        _check_budget(run)
+    if worker is None:
+        _collector(config)
+    config.pluginmanager.register(Activity(run, config), PLUGIN)
+
+
+def introduce(node: WorkerController) -> None:
+    """Give an xdist worker the identity and settings of this run."""
+    config = node.config
+    run = config.stash.get(RUN, None)
+    shared = Shared(identity=run.identity if run else _identity(config), settings=run.settings if run else None)
+    # A worker of a run that nothing has asked for yet learns the identity only; it may take part for a marker.
+    key = "vram" if run else "vram_identity"
+    node.workerinput[key] = msgspec.json.encode(shared).decode()
+    _collector(config)
+
+
+def _identity(config: pytest.Config) -> Identity:
+    if IDENTITY not in config.stash:
+        told = getattr(config, "workerinput", {}).get("vram_identity")
+        if told:
+            config.stash[IDENTITY] = msgspec.json.decode(told, type=Shared).identity
+        else:
+            config.stash[IDENTITY] = new_identity(config.rootpath)
+    return config.stash[IDENTITY]
+
+
+def _collector(config: pytest.Config) -> None:
+    if not config.pluginmanager.has_plugin(Collector.NAME):
+        config.pluginmanager.register(Collector(config, _identity(config)), Collector.NAME)
+
+
+def _only_lists(config: pytest.Config) -> bool:
+    names = ("collectonly", "help", "version", "markers", "showfixtures", "show_fixtures_per_test", "cacheshow")
+    return any(getattr(config.option, name, False) for name in names)
+
+
+def _config_path(config: pytest.Config) -> Path | None:
+    given = config.option.vram_config
+    if given is not None:
+        return specfile.locate(config.invocation_params.dir, str(Path(config.invocation_params.dir, given)))
+    variable = settings_module.variable("config")
+    if os.environ.get(variable):
+        return specfile.locate(config.rootpath, os.environ[variable], variable)
+    ini = _ini(config).get("config")
+    if ini:
+        return specfile.locate(config.rootpath, str(config.rootpath / str(ini[0])), ini[1])
+    return specfile.locate(config.rootpath)
+
+
+def _ini(config: pytest.Config) -> dict[str, tuple[object, str]]:
+    place = config.inipath.name if config.inipath else "ini file"
+    found: dict[str, tuple[object, str]] = {}
+    for name in settings_module.NAMES:
+        try:
+            value = config.getini(f"vram_{name}")
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"{error} (from vram_{name} in {place})") from None
+        if value:
+            found[name] = (value, f"vram_{name} in {place}")
+    return found
+
+
+def _resolve(config: pytest.Config, specs: specfile.SpecFile) -> Settings:
+    _refuse_ignored_table(config)
+    options = {name: getattr(config.option, f"vram_{name}", None) for name in settings_module.NAMES}
+    found = settings_module.gather(options, os.environ, _ini(config), specs.values, specs.path)
+    return settings_module.resolve(found, config_path=Path(specs.path) if specs.path else None)
+
+
+def _refuse_ignored_table(config: pytest.Config) -> None:
+    """Pytest 8 ignores ``[tool.pytest]``: a budget there would silently be off."""
+    if pytest.version_tuple >= (9, 0):
+        return
+    path = config.rootpath / "pyproject.toml"
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("pytest", {})
+    except (OSError, ValueError):
+        return
+    ignored = sorted(key for key in table if key.startswith("vram_"))
+    if ignored:
+        raise BadInput(
+            f"pytest {pytest.__version__} ignores [tool.pytest] in {path.name}, so {ignored[0]} there would be off:"
+            " move it to [tool.pytest.ini_options], or upgrade to pytest 9"
+        )
+
+
+def _check_budget(run: Run) -> None:
+    """A budget that cannot be held is a usage error where a person typed it, and a warning where a file has it."""
+    if run.settings.budget is None or run.measurable:
+        _check_labels(run)
+        return
+    reason = run.why_unmeasurable()
+    place = run.settings.places["budget"]
+    if run.settings.ranks["budget"] in ("command line", "environment"):
+        raise pytest.UsageError(
+            f"pytest-vram: the budget {run.settings.budget.text} (from {place}) cannot be held: {reason}. Ways on: {WAYS_ON}."
+        )
+    run.warnings.append(
+        f"the budget {run.settings.budget.text} (from {place}) is not held: {reason}. Ways on: {WAYS_ON}."
+    )
+
+
+def _check_labels(run: Run) -> None:
+    budget = run.settings.budget
+    if budget is None:
+        return
+    labels = [device.label for device in run.measurable]
+    for label in budget.by_label:
+        if label not in labels:
+            raise pytest.UsageError(
+                f"pytest-vram: the budget {budget.text!r} names {label}, but this run measures {', '.join(labels)}"
+                f" (from {run.settings.places['budget']})"
+            )
+
+
+class Activity:
+    """Hooks around each test."""
+
+    def __init__(self, run: Run, config: pytest.Config) -> None:
+        self.run = run
+        self.config = config
+
+    # ------------------------------------------------------------ collection
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Read the markers of every test once."""
+        for item in items:
+            self._plan(item)
+
+    def _plan(self, item: pytest.Item) -> Plan:
+        if PLAN not in item.stash:
+            marks = [(mark.name, mark.args, mark.kwargs) for mark in item.iter_markers()]
+            item.stash[PLAN] = plan_of(marks, getattr(item, "fixturenames", ()))
+        return item.stash[PLAN]
+
+    # ------------------------------------------------------------ one test
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Refuse what cannot run, and open the test's window before its first fixture."""
+        if ATTEMPT in item.stash:
+            del item.stash[ATTEMPT]
+        plan = self._plan(item)
+        if plan.errors:
+            pytest.fail("\n".join(plan.errors), pytrace=False)
+        self._admit(plan)
+        judged = budget_of(self.run) is not None
+        try:
+            item.stash[ATTEMPT] = self.run.begin(key_of(item), plan, judged=judged)
+        except VramError as error:
+            pytest.fail(str(error), pytrace=False)
+        return (yield)
+
+    def _admit(self, plan: Plan) -> None:
+        for wanted in plan.requires:
+            capacity = capacity_of(self.run.measurable)
+            if isinstance(capacity, Reading) and capacity.bytes * (1 + NOMINAL_TOLERANCE) < wanted["size"]:
+                pytest.skip(
+                    f"@requires_vram({wanted['text']!r}): the device has {units.mib(capacity.bytes)},"
+                    f" less than {units.with_mib(wanted['size'])}"
+                )
+        if plan.needs_device and not self.run.measurable:
+            reason = f"{Collector.UNMEASURED} {self.run.why_unmeasurable()}"
+            if self.run.settings.missing == "fail":
+                raise Missing(f"{reason} (--vram-missing=fail makes this a failure)", pytrace=False)
+            pytest.skip(reason)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Judge the window in the call's report, or in the set-up's where that failed."""
+        report = yield
+        if call.when == "setup":
+            if isinstance(getattr(call.excinfo, "value", None), Missing):
+                report.vram = {"category": "failed"}  # type: ignore[attr-defined]
+            if report.passed:
+                return report
+        if call.when == "teardown":
+            attempt = item.stash.get(ATTEMPT, None)
+            if attempt is not None:
+                self.run.leave(attempt)
+            return report
+        return self._judged(item, call, report)
+
+    def _judged(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> pytest.TestReport:
+        attempt = item.stash.get(ATTEMPT, None)
+        if attempt is None or not (attempt.window is not None or attempt.trouble):
+            return report
+        closed = self.run.end(attempt, {"outcome": report.outcome})
+        before: Outcome = "error" if call.when == "setup" and report.failed else report.outcome
+        broke = (
+            call.excinfo is not None
+            and isinstance(call.excinfo.value, VramError)
+            and not isinstance(call.excinfo.value, BadInput)
+        )
+        if broke and report.failed:
+            before = "error"
+        judgement = judge(self.run, attempt, closed, seconds=call.duration, outcome=before)
+        outcome = self._apply(item, report, judgement, before)
+        record = with_outcome(judgement, outcome, _first_line(report))
+        data = {
+            "category": outcome if outcome in ("error", "inconclusive") and call.when == "call" else None,
+            "record": msgspec.to_builtins(record),
+            "backends": [msgspec.to_builtins(backend) for backend in judgement.backends],
+        }
+        report.vram = data  # type: ignore[attr-defined]
+        self.run.note("test", nodeid=record.nodeid, outcome=outcome, attempt=record.attempt, worker=self.run.worker)
+        return report
+
+    def _apply(self, item: pytest.Item, report: pytest.TestReport, judgement: Judgement, before: Outcome) -> Outcome:
+        """Put the findings on the report, and return the outcome of the test."""
+        if not judgement.findings:
+            return before
+        for finding in judgement.findings:
+            report.sections.append((f"vram: {finding.section}", finding.text))
+        if before != "passed":
+            return before
+        verdict = judgement.verdict
+        if verdict == "inconclusive" and self.run.settings.missing == "fail":
+            verdict = "failed"
+        first = next((f for f in judgement.findings if f.verdict == verdict), judgement.findings[0])
+        message = first.text if verdict != "failed" or first.verdict == "failed" else f"inconclusive: {first.text}"
+        if verdict == "inconclusive":
+            path, line, _ = item.location
+            report.outcome = "skipped"
+            report.longrepr = (path, (line or 0) + 1, f"inconclusive: {message}")
+            return "inconclusive"
+        if hasattr(report, "wasxfail"):
+            report.outcome = "skipped"
+            return "skipped"
+        report.outcome = "failed"
+        report.longrepr = _representation(item, message)
+        del report.sections[-len(judgement.findings) :]
+        report.sections.extend(
+            (f"vram: {finding.section}", finding.text) for finding in judgement.findings if finding is not first
+        )
+        return "error" if verdict == "error" else "failed"
+
+    # ------------------------------------------------------------ the end
+
+    def pytest_sessionfinish(self) -> None:
+        """A worker says good-bye; the controller's end is the collector's work."""
+        if self.run.worker:
+            self.run.close()
+
+
+class Missing(pytest.fail.Exception):
+    """Nothing can be measured and ``--vram-missing=fail``: shown as a failure though raised before the set-up."""
+
+
+def _representation(item: pytest.Item, message: str) -> Any:
+    """The message as pytest shows a failure, so that its first line stands in the short summary and in JUnit."""
+    try:
+        pytest.fail(message, pytrace=False)
+    except pytest.fail.Exception:
+        return item.repr_failure(pytest.ExceptionInfo.from_current())
+
+
+def _first_line(report: pytest.TestReport) -> str | None:
+    if report.outcome == "passed":
+        return None
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2])
+    text = report.longreprtext.strip()
+    return text.splitlines()[-1 if "\n" in text else 0][:300] if text else None
+
+
+def key_of(item: pytest.Item) -> str:
+    """Key of a test in reports: its node id, and for the shipped suite one that is the same wherever it runs from."""
+    module = getattr(getattr(item, "module", None), "__name__", "")
+    for package in ("pytest_vram_specs.", "test_specs."):
+        if module.startswith(package):
+            _, _, rest = item.nodeid.partition("::")
+            return f"pytest_vram_specs.{module.removeprefix(package)}::{rest}"
+    return item.nodeid

@@ -1,0 +1,79 @@
+"""The fixtures. They delegate to :mod:`pytest_vram.run`, which is imported on use.
+
+Standard library and pytest only: the plugin imports this module at load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_vram.errors import VramError
+from pytest_vram.stash import RUN
+
+if TYPE_CHECKING:
+    from pytest_vram.backends import AsyncVramClient, Pool, RunningBackend, VramClient
+    from pytest_vram.run import Meter, Run
+
+
+def run_of(config: pytest.Config) -> Run:
+    """The run of this session, activated now where nothing has asked for it before."""
+    if RUN not in config.stash:
+        from pytest_vram.activity import activate
+
+        activate(config)
+    return config.stash[RUN]
+
+
+def fail(error: VramError) -> None:
+    """End the set-up with the message of our own error and no traceback: the message says it all."""
+    pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture
+def vram(request: pytest.FixtureRequest) -> Iterator[Meter]:
+    """The meter of this test: ``peak``, ``now()``, ``idle()``, ``phase(name)``, ``readings``; figures in bytes."""
+    try:
+        meter = run_of(request.config).meter()
+    except VramError as error:
+        fail(error)
+        raise
+    yield meter
+
+
+@pytest.fixture
+def vram_backends(request: pytest.FixtureRequest) -> Pool:
+    """The backends of this run: ``spec(name, **overrides)`` and ``acquire(spec)``, for tests that need several."""
+    run = run_of(request.config)
+    try:
+        run.meter()  # a backend is used within a window, so that its memory can be told apart
+        return run.pool
+    except VramError as error:
+        fail(error)
+        raise
+
+
+@pytest.fixture
+def vram_backend(request: pytest.FixtureRequest, vram_backends: Pool) -> RunningBackend:
+    """The running backend of this test: the one of its ``vram_backend`` marker, else the default one."""
+    run = run_of(request.config)
+    plan = run.attempt.plan if run.attempt else None
+    try:
+        return run.backend(plan.backend if plan else None, plan.overrides if plan else {})
+    except VramError as error:
+        fail(error)
+        raise
+
+
+@pytest.fixture
+def vram_client(vram_backend: RunningBackend) -> VramClient:
+    """An OpenAI-compatible client of this test's backend; one request at a time, 300 s timeout."""
+    return vram_backend.client
+
+
+@pytest.fixture
+def vram_async_client(vram_backend: RunningBackend) -> AsyncVramClient:
+    """The asynchronous client of this test's backend."""
+    return vram_backend.async_client

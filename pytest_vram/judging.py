@@ -1,0 +1,199 @@
+"""From a closed window to findings and a test record: which checks apply to a test, and what they found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from pytest_vram import checks
+from pytest_vram.backends import RunningBackend
+from pytest_vram.checks.finding import Finding
+from pytest_vram.keeper.messages import Closed
+from pytest_vram.ledger import Ledger, combined
+from pytest_vram.readings import Measured, Reading
+from pytest_vram.report.records import BackendRecord, Outcome, TestRecord
+from pytest_vram.run import Attempt, Run
+from pytest_vram.spec import Limits, as_table
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one attempt.
+
+    :ivar verdict: ``failed``, ``inconclusive``, ``error`` or ``None`` where every check held.
+    """
+
+    record: TestRecord
+    findings: list[Finding]
+    backends: list[BackendRecord]
+
+    @property
+    def verdict(self) -> str | None:
+        """The gravest verdict among the findings."""
+        found = {finding.verdict for finding in self.findings}
+        return next((verdict for verdict in ("error", "failed", "inconclusive") if verdict in found), None)
+
+
+def budget_of(run: Run) -> Limits | None:
+    """The budget that tests are held against: none where nothing can be measured."""
+    return run.settings.budget if run.measurable else None
+
+
+def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, outcome: Outcome) -> Judgement:
+    """Run every check that applies to this attempt.
+
+    :param closed: the window's figures, or ``None`` where the test had no window or the keeper died.
+    :param outcome: what pytest alone made of the test.
+    """
+    backends = list(attempt.backends.values())
+    requests = [record for backend in backends for record in backend.take_requests()]
+    findings: list[Finding] = []
+    if attempt.trouble:
+        findings.append(
+            Finding(
+                check="keeper",
+                verdict="error",
+                section="keeper",
+                text=f"the keeper of this run died during this test, so its memory cannot be judged: {attempt.trouble}",
+            )
+        )
+    ledger: Ledger | None = None
+    limit: dict[str, int] = {}
+    limit_from: str | None = None
+    if closed is not None:
+        if backends:
+            totals = {label: figure for label, figure in closed.run.items() if isinstance(figure, Reading)}
+            ledger = combined(backend.boot.ledger() for backend in backends).against(totals)
+        findings.extend(
+            Finding(check="backend", verdict="error", section="backend", text=sentence) for sentence in closed.deaths
+        )
+        findings.extend(_memory(run, attempt, closed, ledger))
+        limit, limit_from = _limit_shown(run, attempt, closed)
+    if attempt.plan.rate is not None:
+        rates = [r.tokens_per_second for r in requests if r.tokens_per_second is not None]
+        rate = checks.judge_rate(rates, attempt.plan.rate, limit_from="@min_tokens_per_second")
+        if rate is not None:
+            findings.append(rate)
+    record = TestRecord(
+        nodeid=attempt.key,
+        outcome=outcome,
+        seconds=round(seconds, 6),
+        peak=dict(closed.run) if closed else {},
+        baseline=dict(closed.baseline) if closed else {},
+        host=closed.host if closed else None,
+        limit=limit,
+        limit_from=limit_from,
+        phases=dict(closed.phases) if closed else {},
+        ledger=ledger,
+        findings=findings,
+        shares=list(closed.shares) if closed else [],
+        requests=requests,
+        backends=list(attempt.backends),
+        overlapped=list(closed.overlapped) if closed else [],
+        sampling=closed.sampling if closed else None,
+        boot=closed.boot if closed else False,
+        attempt=attempt.number,
+        worker=run.worker,
+    )
+    return Judgement(record=record, findings=findings, backends=_records(attempt, closed))
+
+
+def with_outcome(judgement: Judgement, outcome: Outcome, reason: str | None = None) -> TestRecord:
+    """The test's record with the outcome that came of judging it."""
+    return msgspec.structs.replace(judgement.record, outcome=outcome, reason=reason)
+
+
+def _memory(run: Run, attempt: Attempt, closed: Closed, ledger: Ledger | None) -> list[Finding]:
+    budget = budget_of(run)
+    places = run.settings.places
+    found: list[Finding | None] = []
+    plain = next((m for m in attempt.plan.limits if _is_plain(m)), None)
+    if budget is not None or plain is not None:
+        limits, check, where = checks.tightest(
+            budget,
+            places.get("budget", "budget"),
+            Limits(text=plain["text"], each=plain["limit"]) if plain else None,
+            "@max_vram",
+            labels=sorted(closed.run),
+        )
+        found.append(checks.judge_peak(closed, check=check, limits=limits, limit_from=where, ledger=ledger))
+    for meaning in attempt.plan.limits:
+        if meaning is plain:
+            continue
+        found.append(
+            checks.judge_peak(
+                closed,
+                check="max_vram",
+                limits=Limits(text=meaning["text"], each=meaning["limit"]),
+                limit_from=_marker_text(meaning),
+                scope=meaning["scope"],
+                over=meaning["over"],
+                phase=meaning["phase"],
+                ledger=ledger,
+            )
+        )
+    if attempt.plan.host_limit is not None:
+        host = attempt.plan.host_limit
+        found.append(checks.judge_host(closed, host["limit"], limit_from="@max_host_memory", ledger=ledger))
+    return [finding for finding in found if finding is not None]
+
+
+def _is_plain(meaning: dict[str, object]) -> bool:
+    return (meaning["over"], meaning["scope"], meaning["phase"]) == ("total", "run", None)
+
+
+def _marker_text(meaning: dict[str, object]) -> str:
+    more = [
+        f"{key}={meaning[key]!r}"
+        for key, default in (("over", "total"), ("scope", "run"), ("phase", None))
+        if meaning[key] != default
+    ]
+    return f"@max_vram({', '.join([repr(meaning['text']), *more])})"
+
+
+def _limit_shown(run: Run, attempt: Attempt, closed: Closed) -> tuple[dict[str, int], str | None]:
+    """Label → the smallest limit on the run's peak there, and where it was written."""
+    budget = budget_of(run)
+    plain = next((m for m in attempt.plan.limits if _is_plain(m)), None)
+    if budget is None and plain is None:
+        return {}, None
+    limits, _, where = checks.tightest(
+        budget,
+        run.settings.places.get("budget", "budget"),
+        Limits(text=plain["text"], each=plain["limit"]) if plain else None,
+        "@max_vram",
+        labels=sorted(closed.run),
+    )
+    shown = {label: size for label in closed.run if (size := limits.of(label)) is not None}
+    return shown, where
+
+
+def _records(attempt: Attempt, closed: Closed | None) -> list[BackendRecord]:
+    """Records of the backends of this attempt, for the report; the whole record only the first time."""
+    records = []
+    for backend in attempt.backends.values():
+        peak = dict(closed.backend) if closed is not None and len(attempt.backends) == 1 else {}
+        records.append(backend_record(backend, peak))
+    return records
+
+
+def backend_record(backend: RunningBackend, peak: dict[str, Measured]) -> BackendRecord:
+    """One generation of a backend as data; ``peak`` is what the judged window saw of it."""
+    running = backend.running
+    return BackendRecord(
+        name=backend.name,
+        engine=backend.engine,
+        generation=running.generation,
+        key=running.key,
+        pid=running.pid,
+        command=list(backend.command),
+        spec=as_table(backend.spec),
+        log=str(Path(running.log).name),
+        ledger=backend.boot.ledger(),
+        facts=dict(backend.boot.facts),
+        phases=list(running.phases),
+        boot_peak=dict(running.boot_peak),
+        at_ready=dict(running.at_ready),
+        peak=peak or dict(running.boot_peak),
+        boot_seconds=round((running.t_ready - running.t_start) / 1e9, 3) if running.t_ready else None,
+    )

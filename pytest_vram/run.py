@@ -1,0 +1,475 @@
+"""One run, seen from a pytest process: its settings, its link to the keeper, its backends and its open test.
+
+The hooks in :mod:`pytest_vram.plugin` and the fixtures delegate to this module; it knows nothing of pytest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pytest_vram import markers, measure, specfile
+from pytest_vram.backends import Pool, RunningBackend
+from pytest_vram.backends.base import PlanContext
+from pytest_vram.errors import BadMarker, KeeperError, KeeperLost, KeeperUnavailable
+from pytest_vram.keeper import KeeperClient, ensure, socket_path, start_time
+from pytest_vram.keeper.messages import (
+    Close,
+    Closed,
+    DeviceInfo,
+    Figures,
+    Launch,
+    Note,
+    Now,
+    Open,
+    Opened,
+    Peek,
+    Reply,
+    Request,
+    Welcome,
+)
+from pytest_vram.readings import Measured, Reading, Unmeasurable
+from pytest_vram.settings import Settings
+from pytest_vram.spec import DeviceSpec
+
+RPC_VARIABLE = "PYTEST_VRAM_RPC"
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What every process of one run shares.
+
+    :ivar folder: the run folder; made when the keeper is first needed. :ivar controller: PID and start time.
+    """
+
+    id: str
+    folder: str
+    socket: str
+    controller: tuple[int, int]
+    rootdir: str
+
+
+def new_identity(rootdir: Path) -> Identity:
+    """A fresh identity for a run whose controller is this process. Makes nothing on disk."""
+    now = datetime.datetime.now(datetime.UTC)
+    run = f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+    base = rootdir / ".vram"
+    if not os.access(base if base.exists() else rootdir, os.W_OK):
+        base = Path(tempfile.gettempdir()) / f"vram-runs-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
+    pid = os.getpid()
+    return Identity(
+        id=run,
+        folder=str(base / "runs" / run),
+        socket=socket_path(run),
+        controller=(pid, start_time(pid)),
+        rootdir=str(rootdir),
+    )
+
+
+class Plan(msgspec.Struct, kw_only=True):
+    """What one test asks for, read from its markers and fixtures.
+
+    :ivar errors: one message for each marker that cannot be used; the test is an error with the first.
+    :ivar limits: meanings of its ``max_vram`` markers, the closest of each (over, scope, phase).
+    :ivar takes_part: whether the test has anything to do with this plugin.
+    """
+
+    errors: list[str] = []
+    limits: list[dict[str, Any]] = []
+    host_limit: dict[str, Any] | None = None
+    serial: bool = False
+    backend: str | None = None
+    overrides: dict[str, Any] = {}
+    requires: list[dict[str, Any]] = []
+    rate: float | None = None
+    takes_part: bool = False
+
+    @property
+    def needs_device(self) -> bool:
+        """Whether a marker of this test can only be judged with a measurable device."""
+        return bool(self.limits)
+
+
+def plan_of(marks: Iterable[tuple[str, tuple[object, ...], Mapping[str, object]]], fixtures: Iterable[str]) -> Plan:
+    """The plan of a test from its markers, closest first, and the names of its fixtures."""
+    plan = Plan(takes_part=not markers.FIXTURES.isdisjoint(fixtures))
+    seen: set[object] = set()
+    for name, args, kwargs in marks:
+        if name not in markers.MARKERS:
+            continue
+        plan.takes_part = True
+        try:
+            meaning = markers.read(name, args, kwargs)
+        except BadMarker as error:
+            plan.errors.append(str(error))
+            continue
+        key = (name, meaning["over"], meaning["scope"], meaning["phase"]) if name == "max_vram" else name
+        if key in seen and name != "requires_vram":
+            continue
+        seen.add(key)
+        match name:
+            case "max_vram":
+                plan.limits.append(meaning)
+            case "max_host_memory":
+                plan.host_limit = meaning
+            case "serial_only":
+                plan.serial = True
+            case "vram_backend":
+                plan.backend, plan.overrides = meaning["name"], meaning["overrides"]
+            case "requires_vram":
+                plan.requires.append(meaning)
+            case "min_tokens_per_second":
+                plan.rate = meaning["rate"]
+    return plan
+
+
+class Attempt:
+    """One attempt at one test: its window and what it used."""
+
+    def __init__(self, key: str, plan: Plan, number: int) -> None:
+        self.key = key
+        self.plan = plan
+        self.number = number
+        self.window: int | None = None
+        self.backends: dict[str, RunningBackend] = {}
+        self.meter: Meter | None = None
+        self.trouble: str | None = None
+
+
+class Run:
+    """The run in this process. Everything that costs something happens on use."""
+
+    def __init__(
+        self, settings: Settings, specs: specfile.SpecFile, identity: Identity, *, role: str, worker: str | None
+    ) -> None:
+        self.settings = settings
+        self.specs = specs
+        self.identity = identity
+        self.role = role
+        self.worker = worker
+        self.attempt: Attempt | None = None
+        self.warnings: list[str] = []
+        self.sent_backends: set[str] = set()
+        self.used_keeper = False
+        self._devices: list[DeviceInfo | Unmeasurable] | None = None
+        self._client: KeeperClient | None = None
+        self._pool: Pool | None = None
+        self._attempts: dict[str, int] = {}
+
+    # ------------------------------------------------------------ devices
+
+    @property
+    def rpc(self) -> tuple[str, ...]:
+        """Endpoints of RPC devices, in index order, from the environment."""
+        text = os.environ.get(RPC_VARIABLE, "")
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+
+    @property
+    def devices(self) -> list[DeviceInfo | Unmeasurable]:
+        """What was asked to be measured, each measurable or with the reason why not."""
+        if self._devices is None:
+            self._devices = measure.survey(self.settings.device, self.rpc)
+        return self._devices
+
+    @property
+    def measurable(self) -> tuple[DeviceInfo, ...]:
+        """The devices that can be measured, when every device that was asked for can be."""
+        if any(isinstance(device, Unmeasurable) for device in self.devices):
+            return ()
+        return tuple(device for device in self.devices if isinstance(device, DeviceInfo))
+
+    def why_unmeasurable(self) -> str:
+        """One sentence: what was tried and why nothing can be measured."""
+        reasons = [device.reason for device in self.devices if isinstance(device, Unmeasurable)]
+        return f"nothing can be measured with --vram-device={self.settings.device_text}: " + "; ".join(reasons)
+
+    @property
+    def host_only(self) -> bool:
+        """True on ``cpu``, where host memory stands in for VRAM."""
+        return any(device.kind == "cpu" for device in self.settings.device)
+
+    # ------------------------------------------------------------ keeper
+
+    def keeper(self) -> KeeperClient:
+        """The link to the keeper of this run, which is started where none answers.
+
+        :raises KeeperUnavailable: when none can be started here.
+        """
+        if self._client is None:
+            self._make_folder()
+            ensure(
+                Launch(
+                    run=self.identity.id,
+                    folder=self.identity.folder,
+                    socket=self.identity.socket,
+                    controller=self.identity.controller,
+                    devices=list(self.settings.device),
+                    interval_ms=self.settings.interval_ms,
+                    rpc=list(self.rpc),
+                    settings=self.settings.as_table(),
+                )
+            )
+            role = "worker" if self.worker else self.role
+            self._client = KeeperClient(self.identity.socket, role=role, name=self.worker or "")
+            self.used_keeper = True
+        return self._client
+
+    def call(self, request: Request, timeout: float | None = None) -> Reply:
+        """Ask the keeper; a dead keeper is forgotten, so that the next call starts a new one.
+
+        :raises KeeperLost: when it died.
+        """
+        client = self.keeper()
+        try:
+            return client.call(request, timeout)
+        except KeeperLost:
+            self._forget()
+            raise
+
+    def note(self, kind: str, **fields: Any) -> None:
+        """Append a journal line, where a keeper runs; without one there is no journal."""
+        if self._client is not None:
+            try:
+                self._client.send(Note(kind=kind, fields=fields))
+            except KeeperError:
+                self._forget()
+
+    @property
+    def connected(self) -> bool:
+        """Whether this process has a link to a keeper."""
+        return self._client is not None
+
+    def _forget(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        self._client = None
+        self._pool = None
+
+    def close(self) -> None:
+        """Drop the link; windows of this process close with it."""
+        self._forget()
+
+    def _make_folder(self) -> None:
+        folder = Path(self.identity.folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            ignore = folder.parent.parent / ".gitignore"
+            if not ignore.exists():
+                ignore.write_text("*\n", encoding="utf-8")
+        except OSError as error:
+            raise KeeperUnavailable(
+                f"the run folder {folder} cannot be made: {error.strerror}; pytest-vram keeps its journal there"
+            ) from None
+
+    # ------------------------------------------------------------ backends
+
+    @property
+    def pool(self) -> Pool:
+        """The backends of this run."""
+        if self._pool is None:
+            context = PlanContext(devices=self.measurable, rpc=self.rpc, rootdir=self.identity.rootdir)
+            self._pool = Pool(
+                _Link(self),
+                context,
+                self.specs.backends,
+                self.settings.backend or self.specs.default,
+                self._window,
+            )
+        return self._pool
+
+    def _window(self) -> int | None:
+        return self.attempt.window if self.attempt else None
+
+    def backend(self, name: str | None, overrides: Mapping[str, Any]) -> RunningBackend:
+        """The running backend for the current test, started if need be."""
+        return self.use(self.pool.acquire(self.pool.spec(name, **overrides)))
+
+    def use(self, backend: RunningBackend) -> RunningBackend:
+        """Remember that the current test uses this backend."""
+        if self.attempt is not None:
+            self.attempt.backends[f"{backend.name}#{backend.generation}"] = backend
+        return backend
+
+    # ------------------------------------------------------------ tests
+
+    def begin(self, key: str, plan: Plan, *, judged: bool) -> Attempt:
+        """Start an attempt at a test; opens a window where something is judged or used.
+
+        :raises KeeperError: when no window can be opened.
+        """
+        number = self._attempts[key] = self._attempts.get(key, 0) + 1
+        attempt = self.attempt = Attempt(key, plan, number)
+        if judged or plan.takes_part:
+            self.open(attempt)
+        return attempt
+
+    def open(self, attempt: Attempt) -> None:
+        """Open the window of an attempt; a keeper that died before this test is replaced."""
+        request = Open(kind="test", name=attempt.key, exclusive=attempt.plan.serial)
+        try:
+            opened = self.call(request)
+        except KeeperLost:
+            opened = self.call(request)
+        assert isinstance(opened, Opened)
+        attempt.window = opened.window
+
+    def end(self, attempt: Attempt, record: Mapping[str, Any]) -> Closed | None:
+        """Close the window of an attempt; ``None`` where it had none. Sets ``attempt.trouble`` when the keeper died."""
+        if attempt.window is None:
+            return None
+        window, attempt.window = attempt.window, None
+        try:
+            closed = self.call(Close(window=window, record=dict(record)))
+        except KeeperError as error:
+            attempt.trouble = str(error)
+            return None
+        assert isinstance(closed, Closed)
+        return closed
+
+    def leave(self, attempt: Attempt) -> None:
+        """The attempt is over, teardown included."""
+        if attempt.window is not None:
+            with contextlib.suppress(KeeperError):
+                self.end(attempt, {})
+        if self.attempt is attempt:
+            self.attempt = None
+
+    def meter(self) -> Meter:
+        """The meter of the current test."""
+        if self.attempt is None:
+            self.attempt = Attempt("(outside a test)", Plan(takes_part=True), 1)
+        if self.attempt.window is None:
+            self.open(self.attempt)
+        if self.attempt.meter is None:
+            self.attempt.meter = Meter(self, self.attempt)
+        return self.attempt.meter
+
+
+class _Link:
+    """What the pool sees of the keeper: always the present one."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    @property
+    def socket(self) -> str:
+        return self._run.identity.socket
+
+    @property
+    def welcome(self) -> Welcome:
+        return self._run.keeper().welcome
+
+    def call(self, request: Request, timeout: float | None = None) -> Reply:
+        return self._run.call(request, timeout)
+
+    def send(self, note: Note) -> None:
+        self._run.keeper().send(note)
+
+
+class Meter:
+    """What the current test holds; the ``vram`` fixture.
+
+    Every figure is a :class:`~pytest_vram.readings.Reading` in bytes, or
+    :class:`~pytest_vram.readings.Unmeasurable` with the reason. With one device ``peak``, ``now()`` and ``idle()`` give
+    its figure; with several, :attr:`peaks` has them all and the others give the first device's.
+    """
+
+    def __init__(self, run: Run, attempt: Attempt) -> None:
+        self._run = run
+        self._attempt = attempt
+        self._readings: list[Measured] = []
+
+    @property
+    def readings(self) -> Sequence[Measured]:
+        """Every figure that this meter gave out, in order."""
+        return tuple(self._readings)
+
+    @property
+    def peaks(self) -> dict[str, Measured]:
+        """Device label → peak of this test so far, boot of its backends included."""
+        assert self._attempt.window is not None
+        seen = self._run.call(Peek(window=self._attempt.window))
+        assert isinstance(seen, Closed)
+        return seen.run
+
+    @property
+    def peak(self) -> Measured:
+        """Peak of this test so far on the first device."""
+        return self._keep(self.peaks)
+
+    def now(self) -> Measured:
+        """What the run holds at this moment on the first device; not a peak."""
+        return self._keep(self._figures(0.0).run)
+
+    def idle(self, settle: float = 5.0) -> Measured:
+        """What the run holds once two reads 100 ms apart agree, waited for ``settle`` seconds at most.
+
+        Reads that never agree give ``Unmeasurable``: a figure still in motion is not idle memory.
+        """
+        figures = self._figures(settle)
+        if not figures.settled:
+            figure: Measured = Unmeasurable(reason=f"memory was still changing after {settle:g} s", scope="run")
+            self._readings.append(figure)
+            return figure
+        return self._keep(figures.run)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterable[None]:  # type: ignore[misc]
+        """Name a part of the test, so that its peak is reported and can be limited by ``max_vram(phase=name)``."""
+        assert self._attempt.window is not None
+        opened = self._run.call(Open(kind="phase", name=name, parent=self._attempt.window))
+        assert isinstance(opened, Opened)
+        try:
+            yield
+        finally:
+            closed = self._run.call(Close(window=opened.window))
+            assert isinstance(closed, Closed)
+            self._readings.extend(closed.run.values())
+
+    def _figures(self, settle: float) -> Figures:
+        figures = self._run.call(Now(window=self._attempt.window, settle=settle), settle + 30)
+        assert isinstance(figures, Figures)
+        return figures
+
+    def _keep(self, figures: Mapping[str, Measured]) -> Measured:
+        figure = next(iter(figures.values()), None)
+        if figure is None:
+            figure = Unmeasurable(reason=self._run.why_unmeasurable())
+        self._readings.append(figure)
+        return figure
+
+
+def versions() -> dict[str, str]:
+    """Versions that a report needs to be read later."""
+    import importlib.metadata
+
+    found = {"python": sys.version.split()[0]}
+    for name in ("pytest-vram", "pytest", "pytest-xdist", "httpx", "msgspec"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def capacity_of(devices: Sequence[DeviceInfo]) -> Measured:
+    """The smallest capacity among devices; unmeasurable where one could not be read."""
+    figures = [device.capacity for device in devices]
+    for figure in figures:
+        if isinstance(figure, Unmeasurable):
+            return figure
+    readings = [figure for figure in figures if isinstance(figure, Reading)]
+    if not readings:
+        return Unmeasurable(reason="no device is measured")
+    return min(readings, key=lambda reading: reading.bytes)
+
+
+def is_cpu(devices: Sequence[DeviceSpec]) -> bool:
+    """Whether host memory stands in for VRAM."""
+    return any(device.kind == "cpu" for device in devices)

@@ -1,0 +1,15 @@
+"""Keys under which the plugin keeps its state on pytest's objects."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_vram.run import Attempt, Run
+
+#: The run of a session, on its config; absent until the plugin takes part.
+RUN: pytest.StashKey[Run] = pytest.StashKey()
+#: The present attempt at a test, on its item.
+ATTEMPT: pytest.StashKey[Attempt] = pytest.StashKey()

@@ -1,0 +1,247 @@
+"""The controller's side of a run: gathers what tests report, shows it, writes the reports and ends the keeper."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import pytest
+
+from pytest_vram import report as reports
+from pytest_vram.errors import KeeperError, VramError
+from pytest_vram.keeper import KeeperClient
+from pytest_vram.keeper.messages import DeviceInfo, Finish, State, Status
+from pytest_vram.readings import Measured, Reading, larger
+from pytest_vram.report.records import BackendRecord, RunInfo, RunReport, TestRecord
+from pytest_vram.run import Identity, Run, versions
+from pytest_vram.stash import RUN
+
+KEPT = 10
+RUN_FILE = "run.json"
+REPORT_FILE = "report.json"
+_WORDS = {
+    "error": ("error", "E", "ERROR"),
+    "failed": ("failed", "F", "FAILED"),
+    "inconclusive": ("inconclusive", "I", "INCONCLUSIVE"),
+}
+
+
+class Collector:
+    """Gathers the records of every test and backend of a run and presents them."""
+
+    NAME = "vram-collector"
+    UNMEASURED = "not measured:"
+
+    def __init__(self, config: pytest.Config, identity: Identity) -> None:
+        self.config = config
+        self.identity = identity
+        self.tests: list[TestRecord] = []
+        self.backends: dict[str, BackendRecord] = {}
+        self.unmeasured = 0
+        self.started = time.time()
+        self.report: RunReport | None = None
+        self.trouble: list[str] = []
+        self._state: State | None = None
+        self._latest: dict[str, int] = {}
+
+    @property
+    def run(self) -> Run | None:
+        """The run, where this process takes part itself."""
+        return self.config.stash.get(RUN, None)
+
+    # ------------------------------------------------------------ gathering
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what came with a report; teardown trouble makes the test an error."""
+        data: dict[str, Any] | None = getattr(report, "vram", None)
+        if report.when == "setup" and report.skipped and self.UNMEASURED in str(report.longrepr):
+            self.unmeasured += 1
+        if report.when == "teardown" and report.failed:
+            self._teardown_failed(report)
+        if data is None or "record" not in data:
+            return
+        self._latest[report.nodeid] = len(self.tests)
+        self.tests.append(msgspec.convert(data["record"], TestRecord))
+        for table in data["backends"]:
+            self._backend(msgspec.convert(table, BackendRecord))
+
+    def _teardown_failed(self, report: pytest.TestReport) -> None:
+        index = self._latest.get(report.nodeid)
+        if index is not None and self.tests[index].outcome == "passed":
+            self.tests[index] = msgspec.structs.replace(self.tests[index], outcome="error", reason="error at teardown")
+
+    def _backend(self, record: BackendRecord) -> None:
+        key = f"{record.name}#{record.generation}#{record.key}"
+        known = self.backends.get(key)
+        if known is None:
+            self.backends[key] = record
+            return
+        peaks: dict[str, Measured] = dict(known.peak)
+        for label, figure in record.peak.items():
+            peaks[label] = larger([peaks[label], figure]) if label in peaks else figure
+        self.backends[key] = msgspec.structs.replace(known, peak=peaks)
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Give ``inconclusive`` its own letter and count, and infrastructure trouble the name error."""
+        data = getattr(report, "vram", None)
+        return _WORDS.get(data.get("category")) if data else None
+
+    def pytest_report_header(self) -> list[str] | None:
+        """Say what is judged, where something is."""
+        run = self.run
+        if run is None or not (run.settings.budget or run.warnings):
+            return None
+        lines = [f"vram: warning: {text}" for text in run.warnings]
+        if run.settings.budget and run.measurable:
+            names = ", ".join(f"{device.label} ({device.name})" for device in run.measurable)
+            stand_in = "; host memory stands in for VRAM" if run.host_only else ""
+            lines.append(f"vram: budget {run.settings.budget.text} on {names}{stand_in}")
+        return lines or None
+
+    # ------------------------------------------------------------ the end
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """End the keeper, then make and write the reports."""
+        run = self.run
+        folder = Path(self.identity.folder)
+        if (run is not None and run.connected) or (folder / "journal.jsonl").exists():
+            self._end_keeper(run, int(exitstatus))
+        if run is None and not self.tests:
+            return
+        self.report = self._make(run)
+        if folder.is_dir():
+            self._write(folder / REPORT_FILE)
+            self._write_run_file(folder, int(exitstatus))
+            prune(folder.parent, keep=folder)
+        for path in run.settings.reports if run else ():
+            if not self._write(Path(self.config.invocation_params.dir, path)):
+                session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+    def _write(self, path: Path) -> bool:
+        assert self.report is not None
+        try:
+            reports.write(self.report, path)
+        except VramError as error:
+            self.trouble.append(str(error))
+            return False
+        return True
+
+    def _end_keeper(self, run: Run | None, exitstatus: int) -> None:
+        try:
+            client = run.keeper() if run and run.connected else KeeperClient(self.identity.socket, role="controller")
+            state = client.call(Status(), 10)
+            self._state = state if isinstance(state, State) else None
+            client.call(Finish(outcome=str(exitstatus)), 30)
+            client.close()
+        except KeeperError as error:
+            self.trouble.append(f"the keeper did not end in order: {error}")
+
+    def _make(self, run: Run | None) -> RunReport:
+        counts: dict[str, int] = {}
+        for test in self.tests:
+            counts[test.outcome] = counts.get(test.outcome, 0) + 1
+        devices = self._state.devices if self._state else []
+        if not devices and run is not None:
+            devices = [device for device in run.devices if isinstance(device, DeviceInfo)]
+        warnings = [*(run.warnings if run else []), *self.trouble]
+        if self.unmeasured:
+            why = run.why_unmeasurable() if run and not run.measurable else "no device could be measured"
+            warnings.append(f"{self.unmeasured} test(s) with VRAM markers were SKIPPED, not judged: {why}")
+        if self._state and self._state.journal_trouble:
+            warnings.append(f"the journal is incomplete: {self._state.journal_trouble}")
+        folder = Path(self.identity.folder)
+        info = RunInfo(
+            id=self.identity.id,
+            started=datetime.datetime.fromtimestamp(self.started, datetime.UTC).isoformat(timespec="seconds"),
+            seconds=round(time.time() - self.started, 3),
+            verdict=self._verdict(counts),
+            device=run.settings.device_text if run else "auto",
+            devices=devices,
+            settings=run.settings.as_table() if run else {},
+            versions=versions(),
+            counts=counts,
+            command=list(sys.argv),
+            sampling=self._state.sampling if self._state else None,
+            keeper_cpu_share=self._state.own_cpu_share if self._state else None,
+            warnings=warnings,
+            folder=str(folder) if folder.is_dir() else None,
+        )
+        backends = [
+            msgspec.structs.replace(record, ledger=record.ledger.against(_readings(record.peak)))
+            for record in self.backends.values()
+        ]
+        journal = folder / "journal.jsonl"
+        return RunReport(
+            run=info, tests=self.tests, backends=backends, journal=str(journal) if journal.exists() else None
+        )
+
+    def _verdict(self, counts: Mapping[str, int]) -> Literal["passed", "failed", "inconclusive"]:
+        if counts.get("failed") or counts.get("error"):
+            return "failed"
+        judged = any(isinstance(f, Reading) for test in self.tests for f in test.peak.values())
+        if counts.get("inconclusive") or self.unmeasured or not judged:
+            return "inconclusive"
+        return "passed"
+
+    def _write_run_file(self, folder: Path, exitstatus: int) -> None:
+        assert self.report is not None
+        table = {
+            "format": "pytest-vram/run/1",
+            "run": msgspec.to_builtins(self.report.run),
+            "exitstatus": exitstatus,
+            "pid": os.getpid(),
+        }
+        with contextlib.suppress(OSError):
+            temporary = folder / f".{RUN_FILE}.{os.getpid()}"
+            temporary.write_text(json.dumps(table, indent=1), encoding="utf-8")
+            temporary.replace(folder / RUN_FILE)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the summary, where there is something to say."""
+        if self.report is None:
+            return
+        verbosity = terminalreporter.verbosity
+        width = self.config.get_terminal_writer().fullwidth
+        lines = reports.summary(self.report, verbosity=verbosity, width=width, unicode=_is_unicode())
+        if not lines:
+            return
+        if verbosity >= 0:
+            terminalreporter.section("vram")
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+def _is_unicode() -> bool:
+    return (sys.stdout.encoding or "ascii").lower().replace("-", "").startswith("utf")
+
+
+def _readings(figures: Mapping[str, Measured]) -> dict[str, Reading]:
+    return {label: figure for label, figure in figures.items() if isinstance(figure, Reading)}
+
+
+def prune(runs: Path, *, keep: Path) -> None:
+    """Keep the newest ten run folders and every failed or unfinished one; remove the others."""
+    with contextlib.suppress(OSError):
+        folders = sorted((entry for entry in runs.iterdir() if entry.is_dir()), reverse=True)
+        for folder in folders[KEPT:]:
+            if folder != keep and _passed(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _passed(folder: Path) -> bool:
+    try:
+        table = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        return bool(table["exitstatus"] == 0 and table["run"]["verdict"] == "passed")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
