@@ -48,6 +48,8 @@ _SIGNS: dict[str, tuple[str, ...]] = {
         "loading model tensors",
         "ggml_",
         "llama.cpp",
+        "error: invalid argument: ",
+        'error while handling argument "',
     ),
 }
 

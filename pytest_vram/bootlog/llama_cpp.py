@@ -31,7 +31,7 @@ _BUCKETS: dict[str, Bucket] = {
     "output": "compute",
     "LoRA": "lora",
 }
-_DEVICE = re.compile(r"\busing device (\S+) \(", re.ASCII)
+_DEVICE = re.compile(r"\busing device (\S+) \((.*?)\)", re.ASCII)
 _META = re.compile(r"\bloaded meta data with .* from (?P<path>.+?) \(version", re.ASCII)
 _CLIP_ON = re.compile(r"\bCLIP using (\S+) backend", re.ASCII)
 _CLIP_SIZE = re.compile(r"\bmodel size:\s+([\d.]+) (MiB)", re.ASCII)
@@ -86,6 +86,7 @@ class LlamaCpp:
         self._server_facts: dict[str, Any] = {}
         self._pending: dict[str, Any] = {}
         self._pending_path: str | None = None
+        self._between = True  # before or between loads: facts are of the model that comes
         self._loads: list[_Load] = []
         self._warnings: list[str] = []
         self._failure: Failure | None = None
@@ -137,8 +138,8 @@ class LlamaCpp:
 
     def _read(self, line: Line) -> None:
         text = line.text
-        if self._ready and self._phase == "ready" and text.startswith("slot "):
-            return  # requests, not the boot
+        if text.startswith("slot "):
+            return  # one slot's view of requests, not the boot
         self._dry_run(text)
         self._note_failure(line)
         self._server_facts.update(llama_facts.of_server(text))
@@ -173,6 +174,7 @@ class LlamaCpp:
         if "loaded meta data with" in text:
             match = _META.search(text)
             self._pending = {}
+            self._between = True
             self._pending_path = match["path"] if match else None
         elif "loading draft model" in text:
             self._expect_draft = "model"
@@ -197,6 +199,8 @@ class LlamaCpp:
             self._begin("sleep", line)
         elif text.endswith("model loaded") or "listening on http" in text:
             self._become_ready(line)
+        elif self._ready and "all slots are idle" in text and self._phase not in ("sleep", "stop"):
+            self._become_ready(line)  # awake again: only the first boot ends with "model loaded"
         elif "cleaning up before exit" in text:
             self._begin("stop", line)
         elif llama_failures.RECOVERED in text:
@@ -211,6 +215,7 @@ class LlamaCpp:
         load = _Load(draft=draft, path=self._pending_path, facts=self._pending)
         self._loads = [*self._loads, load] if draft else [load]
         self._pending = {}
+        self._between = False
         self._expect_draft = None
         self._reload = False
         self._clip = None
@@ -292,7 +297,7 @@ class LlamaCpp:
 
     def _buffer(self, text: str) -> None:
         if match := _DEVICE.search(text):
-            self._labels.of(match[1])
+            self._labels.announced(match[1], match[2])
         load = self._load
         if load is None:
             return
@@ -337,10 +342,9 @@ class LlamaCpp:
         if not found:
             return
         load = self._load
-        between_loads = load is None or (self._phase not in ("weights", "kv", "reserve", "warm-up"))
         if "slots" in found and "n_slots" in text:
             self._server_facts.update(found)  # the server's slots, whatever was loaded last
-        elif load is None or (self._pending_path is not None and between_loads):
+        elif load is None or self._between:
             self._pending.update(found)
         else:
             self._place(load, found)
