@@ -1,0 +1,58 @@
+"""What the tests of the plugin share: an inner pytest that is free of the outer one's settings."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+Inner = Callable[..., pytest.RunResult]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings in the environment of whoever runs these tests must not reach them."""
+    for name in list(os.environ):
+        if name.startswith("PYTEST_VRAM_") and name != "PYTEST_VRAM_CACHE":
+            monkeypatch.delenv(name)
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+
+
+@pytest.fixture
+def inner(pytester: pytest.Pytester) -> Iterator[Inner]:
+    """Run pytest in a process of its own, with warnings as errors; afterwards nothing of that run may be alive."""
+    runs: list[Path] = []
+
+    def run(*arguments: str) -> pytest.RunResult:
+        result = pytester.runpytest_subprocess("-Werror", "-p", "no:cacheprovider", *arguments, timeout=120)
+        runs.append(pytester.path)
+        text = result.stdout.str() + result.stderr.str()
+        assert "INTERNALERROR" not in text
+        assert "Traceback" not in result.stderr.str()
+        return result
+
+    yield run
+    for folder in runs:
+        for one in (folder / ".vram" / "runs").glob("*"):
+            assert ours(one.name) == []
+
+
+def ours(run: str) -> list[int]:
+    """PIDs of processes whose environment carries this run's marker."""
+    marker = f"PYTEST_VRAM_RUN={run}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if marker in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def plain(text: str) -> str:
+    """The text without colour codes."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)

@@ -1,0 +1,139 @@
+"""Settings: precedence, and every bad value in every source refused with its place."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_vram import settings as s
+from pytest_vram.errors import BadSetting
+from pytest_vram.spec import DeviceSpec, Limits
+
+RANKS = ("command line", "environment", "ini", "config file")
+BAD: dict[str, object] = {
+    "budget": "3g",
+    "device": "gpu7",
+    "interval": "soon",
+    "missing": "maybe",
+    "report": "out.xml",
+    "backend": "",
+}
+
+
+def resolve(**ranks: dict[str, object]) -> s.Settings:
+    """Settings from the given sources: options, environ, ini, config."""
+    environ: Any = {s.variable(name): value for name, value in ranks.get("environ", {}).items()}
+    ini = {name: (value, f"vram_{name} in pytest.ini") for name, value in ranks.get("ini", {}).items()}
+    found = s.gather(ranks.get("options", {}), environ, ini, ranks.get("config", {}), "/srv/vram.toml")
+    return s.resolve(found)
+
+
+def test_defaults_judge_nothing() -> None:
+    """Without any source there is no budget, the device is auto and markers skip where nothing can be measured."""
+    settings = resolve()
+    assert settings.budget is None
+    assert settings.device == (DeviceSpec(kind="auto", text="auto"),)
+    assert (settings.missing, settings.interval_ms, settings.reports) == ("skip", 10.0, ())
+
+
+@pytest.mark.parametrize(("high", "low"), list(itertools.combinations(range(4), 2)))
+def test_the_higher_rank_wins_and_is_named(high: int, low: int) -> None:
+    """Command line, environment, ini, config file: for each pair the first one's value counts."""
+    sources = ("options", "environ", "ini", "config")
+    settings = resolve(**{sources[high]: {"budget": "1GB"}, sources[low]: {"budget": "2GB"}})
+    assert settings.budget == Limits(text="1GB", each=10**9)
+    assert settings.ranks["budget"] == RANKS[high]
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize(
+    ("source", "place"),
+    [
+        ("options", "--vram-{}"),
+        ("environ", "PYTEST_VRAM_{}"),
+        ("ini", "vram_{} in pytest.ini"),
+        ("config", "{} in /srv/vram.toml"),
+    ],
+)
+def test_a_bad_value_names_itself_and_its_place(name: str, source: str, place: str) -> None:
+    """One line: the value, what is accepted, and where the value came from."""
+    value = BAD[name]
+    if source == "environ" and value == "":  # an empty environment variable is an unset one
+        assert resolve(environ={name: value}) == resolve()
+        return
+    where = place.format(name.upper() if source == "environ" else name)
+    with pytest.raises(BadSetting) as caught:
+        resolve(**{source: {name: value}})
+    message = str(caught.value)
+    assert str(value) in message
+    assert message.endswith(f"(from {where})")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", s.NOT_BUILT)
+def test_a_setting_that_is_not_built_yet_is_refused(name: str) -> None:
+    """A reserved option is never silently ignored."""
+    with pytest.raises(BadSetting, match="not built yet"):
+        resolve(config={name: "1"})
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        ("4GB", Limits(text="4GB", each=4 * 10**9)),
+        ("gpu0=11GB,gpu1=3GB", Limits(text="gpu0=11GB,gpu1=3GB", by_label={"gpu0": 11 * 10**9, "gpu1": 3 * 10**9})),
+        ("sum=14GB", Limits(text="sum=14GB", total=14 * 10**9)),
+        ("host=1GiB", Limits(text="host=1GiB", by_label={"host": 1 << 30})),
+        ("gpu0 = 1GB, sum = 2GB", Limits(text="gpu0 = 1GB, sum = 2GB", by_label={"gpu0": 10**9}, total=2 * 10**9)),
+    ],
+)
+def test_budgets_for_one_or_several_devices(text: str, limits: Limits) -> None:
+    """One size for each device, sizes by label, or a sum."""
+    assert s.parse_budget(text) == limits
+
+
+@pytest.mark.parametrize(
+    "text", ["gpu0=3g", "gpu=3GB", "gpu0=1GB,gpu0=2GB", "sum=1GB,sum=2GB", "gpu0=", "=3GB", "gpu0=1GB,", "gpu0=1GB,3GB"]
+)
+def test_bad_budgets_are_refused(text: str) -> None:
+    """Unknown labels, doubles and missing sizes are errors."""
+    with pytest.raises(ValueError, match="."):
+        s.parse_budget(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ("cpu", [("cpu", None)]),
+        ("AUTO", [("auto", None)]),
+        ("rpc:0,rpc:1", [("rpc", 0), ("rpc", 1)]),
+        ("rpc", [("rpc", None)]),
+        ("cuda:0, vulkan:1", [("cuda", 0), ("vulkan", 1)]),
+    ],
+)
+def test_devices_are_read_in_order(text: str, kinds: list[tuple[str, int | None]]) -> None:
+    """Several devices by commas; a bare kind means all of it."""
+    assert [(device.kind, device.index) for device in s.parse_device(text)] == kinds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "gpu0", "cuda:", "cuda:-1", "cuda:x", "cpu:0", "cpu,rpc:0", "auto,cuda:0", "rpc:0,rpc:0", "rpc,rpc:1", "drm:0", "GPU-1", "rpc:٣", None, 0]
+)  # fmt: skip
+def test_bad_devices_are_refused(text: object) -> None:
+    """Everything that is not a device of the contract is an error that lists them."""
+    with pytest.raises(ValueError, match="."):
+        s.parse_device(text)
+
+
+@given(st.text(max_size=20))
+def test_no_text_makes_the_readers_crash(text: str) -> None:
+    """Any text is a budget or a ValueError, a device or a ValueError."""
+    for parse in (s.parse_budget, s.parse_device):
+        try:
+            parse(text)
+        except ValueError as error:
+            assert str(error)

@@ -1,0 +1,173 @@
+"""The config file: what is read, and one line for everything that cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_vram import specfile
+from pytest_vram.errors import BadInput, BadSpec
+from pytest_vram.spec import as_table
+
+
+def read(folder: Path, text: str | bytes) -> specfile.SpecFile:
+    """The spec file with this text."""
+    path = folder / "vram.toml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return specfile.read(path)
+
+
+EXAMPLE = """
+default = "agent"
+budget = "6GB"
+
+[backend.agent]
+engine = "llama-server"
+model = "~/models/my-moe-q4.gguf"
+boot_timeout = 120
+floors = { tokens_per_second = 20 }
+
+[backend.agent.options]
+n-gpu-layers = 999
+n-cpu-moe = 6
+ctx-size = 4096
+cache-type-k = "q8_0"
+flash-attn = "on"
+mlock = true
+
+[backend.daemon]
+engine = "attach"
+url = "http://127.0.0.1:11434/v1"
+process = "ollama"
+"""
+
+
+def test_the_documented_example_is_read(tmp_path: Path) -> None:
+    """Backends, their options, floors and the default come out as written."""
+    found = read(tmp_path, EXAMPLE)
+    assert found.default == "agent"
+    assert found.values == {"budget": "6GB"}
+    agent = found.backends["agent"]
+    assert (agent.engine, agent.boot_timeout, agent.request_timeout) == ("llama-server", 120.0, 300.0)
+    assert agent.options["n-cpu-moe"] == 6
+    assert agent.floors.tokens_per_second == 20
+    assert agent.base == str(tmp_path)
+    assert found.backends["daemon"].process == "ollama"
+    assert "demo" in found.backends
+
+
+def test_without_a_file_there_is_the_demo_backend() -> None:
+    """The built-in backend is always there and is the default."""
+    found = specfile.read(None)
+    assert (found.default, list(found.backends)) == ("demo", ["demo"])
+    assert found.backends["demo"].engine == "llama-server"
+
+
+def test_the_only_backend_is_the_default(tmp_path: Path) -> None:
+    """A file with one backend need not say default."""
+    assert read(tmp_path, '[backend.mine]\nengine = "attach"\nurl = "http://127.0.0.1:1"\npid = 7\n').default == "mine"
+
+
+@pytest.mark.parametrize("name", specfile.profiles())
+def test_every_profile_makes_a_backend(tmp_path: Path, name: str) -> None:
+    """The ready profiles are valid, and a backend's own keys override them key by key."""
+    plain = read(tmp_path, f'[backend.x]\nprofile = "{name}"\n').backends["x"]
+    more = read(
+        tmp_path, f'[backend.x]\nprofile = "{name}"\nboot_timeout = 7\n[backend.x.options]\nmine = 1\n'
+    ).backends["x"]
+    assert more.boot_timeout == 7
+    assert more.options == {**plain.options, "mine": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("budget = ", ["is not valid TOML", "Invalid value"]),
+        (b"\xff\xfe", ["is not UTF-8"]),
+        ('bugdet = "4GB"', ["unknown key 'bugdet'", "did you mean 'budget'?"]),
+        ('backend = "agent"', ["backend = 'agent' is not a table"]),
+        ("default = 3\n", ["default = 3 is not a backend"]),
+        ('default = "agnet"\n[backend.agent]\nengine = "command"\nargv = ["x"]', ["'agnet'", "known are 'agent', 'demo'"]),
+        ("[backend.agent]\nmodel = 'x'", ["backend.agent has no engine"]),
+        ("[backend.agent]\nengine = 3", ["backend.agent.engine = 3"]),
+        ("[backend.agent]\nengine = 'llama-server'\nmodle = 'x'", ["unknown key 'modle'", "did you mean 'model'?"]),
+        ("[backend.agent]\nengine = 'llama-server'\nargv = ['x']", ["backend.agent.argv means nothing to engine 'llama-server'", "'command'"]),
+        ("[backend.agent]\nengine = 'command'\nargv = 'python -m x'", ["is one string: write a list"]),
+        ("[backend.agent]\nengine = 'command'\nargv = [3]", ["argv[0] = 3"]),
+        ("[backend.agent]\nengine = 'attach'\npid = '7'", ["pid = '7' is not a process id"]),
+        ("[backend.agent]\nengine = 'attach'\npid = true", ["pid = True is not a process id"]),
+        ("[backend.agent]\nengine = 'llama-server'\nboot_timeout = 'soon'", ["boot_timeout = 'soon'", "seconds"]),
+        ("[backend.agent]\nengine = 'llama-server'\nboot_timeout = 0", ["boot_timeout = 0"]),
+        ("[backend.agent]\nengine = 'llama-server'\nboot_timeout = nan", ["boot_timeout = nan"]),
+        ("[backend.agent]\nengine = 'llama-server'\nfloors = { tps = 3 }", ["unknown key 'tps'", "tokens_per_second"]),
+        ("[backend.agent]\nengine = 'llama-server'\nfloors = { tokens_per_second = -1 }", ["tokens_per_second = -1", "above 0"]),
+        ("[backend.agent]\nengine = 'llama-server'\nenv = { A = 1 }", ["env.A = 1"]),
+        ("[backend.agent]\nengine = 'llama-server'\noptions = { a = { b = 1 } }", ["options.a"]),
+        ("[backend.agent]\nengine = 'llama-server'\noptions = { a = inf }", ["options.a = inf"]),
+        ("[backend.agent]\nengine = 'llama-server'\noptions = { a = [] }", ["options.a = []"]),
+        ("[backend.agent]\nprofile = 'dmeo'", ["profile = 'dmeo'", "did you mean 'demo'?"]),
+        ("[backend.agent]\nprofile = 'demo'\nengine = 'command'", ["profile 'demo' is for engine 'llama-server'"]),
+        ("backend.agent = 3", ["backend.agent = 3 is not a table"]),
+        ("[backend.'a/b']\nengine = 'command'", ["'a/b' cannot name a backend"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_one_line_with_its_place(tmp_path: Path, text: str | bytes, parts: list[str]) -> None:
+    """The message names the file, the key with its value, and what is accepted."""
+    with pytest.raises(BadSpec) as caught:
+        read(tmp_path, text)
+    message = str(caught.value)
+    assert message.startswith(str(tmp_path / "vram.toml"))
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+def test_the_file_is_looked_for_in_two_places(tmp_path: Path) -> None:
+    """vram.toml first, then [tool.vram] in pyproject.toml, else none."""
+    assert specfile.locate(tmp_path) is None
+    (tmp_path / "pyproject.toml").write_text("[tool.other]\nx = 1\n")
+    assert specfile.locate(tmp_path) is None
+    (tmp_path / "pyproject.toml").write_text('[tool.vram]\nbudget = "1GB"\n')
+    path = specfile.locate(tmp_path)
+    assert path == tmp_path / "pyproject.toml"
+    assert specfile.read(path).values == {"budget": "1GB"}
+    (tmp_path / "vram.toml").write_text("")
+    assert specfile.locate(tmp_path) == tmp_path / "vram.toml"
+
+
+@pytest.mark.parametrize(("name", "part"), [("nowhere.toml", "does not exist"), (".", "is a folder")])
+def test_a_named_file_must_be_there(tmp_path: Path, name: str, part: str) -> None:
+    """A config file that was asked for by name and is missing is an error with the place it was named."""
+    with pytest.raises(BadSpec, match=f"{part}.*--vram-config"):
+        specfile.locate(tmp_path, str(tmp_path / name))
+
+
+def test_an_api_key_never_reaches_a_report(tmp_path: Path) -> None:
+    """Specs in reports have their key replaced."""
+    spec = read(tmp_path, "[backend.a]\nengine='attach'\nurl='http://127.0.0.1:1'\npid=7\napi_key='hush'\n").backends[
+        "a"
+    ]
+    assert spec.api_key == "hush"
+    assert "hush" not in str(as_table(spec))
+
+
+toml_text = st.lists(
+    st.sampled_from(
+        ["[backend.a]", 'engine = "command"', "engine = 1", 'profile = "demo"', "options = {}", "options = 3", "[tool.vram]",
+         "default = 'a'", "budget = []", "argv = []", "floors = {}", "env = 'x'", "[backend]", "[[backend.a]]", "pid = -1"]
+    ),
+    max_size=6,
+).map("\n".join)  # fmt: skip
+
+
+@given(toml_text | st.text(max_size=30))
+def test_any_file_gives_specs_or_one_message(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    """No text in a config file makes anything but a BadInput."""
+    folder = tmp_path_factory.mktemp("any")
+    try:
+        read(folder, text.encode("utf-8", "surrogatepass"))
+    except BadInput as error:
+        assert "\n" not in str(error).strip()
