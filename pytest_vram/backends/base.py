@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import msgspec
 
+from pytest_vram.errors import BadSpec
 from pytest_vram.keeper.messages import DeviceInfo
 from pytest_vram.spec import BackendSpec, LaunchPlan, OptionValue
 
@@ -40,12 +41,13 @@ class PlanContext(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine may need besides the spec.
 
     :ivar devices: the devices of this run. :ivar rpc: endpoints of RPC devices among them, in order.
-    :ivar rootdir: folder of the project.
+    :ivar rootdir: folder of the project. :ivar run: id of the run; the same in all its processes.
     """
 
     devices: tuple[DeviceInfo, ...] = ()
     rpc: tuple[str, ...] = ()
     rootdir: str = "."
+    run: str = ""
 
 
 class Engine(ABC):
@@ -80,3 +82,28 @@ class Engine(ABC):
     def property_paths(self) -> tuple[str, ...]:
         """Paths that a client must GET for :meth:`properties`."""
         return ()
+
+
+#: Keys of a spec that belong to some engines only; the first engine of each is the one to name.
+_KEYS_OF = {
+    "argv": "command",
+    "health": "command",
+    "log_patterns": "command",
+    "url": "attach",
+    "pid": "attach",
+    "process": "attach",
+}
+
+
+def refuse_foreign_keys(spec: BackendSpec, engine: str, *own: str) -> None:
+    """Refuse keys that this engine would ignore.
+
+    :param own: those of :data:`_KEYS_OF` that it does use.
+    :raises BadSpec: naming the key and an engine that has it.
+    """
+    for key, other in _KEYS_OF.items():
+        if key not in own and getattr(spec, key):
+            raise BadSpec(
+                f"`{key}` of [backend.{spec.name}] in {spec.origin} means nothing to engine {engine!r};"
+                f" it belongs to engine {other!r}"
+            )

@@ -12,6 +12,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     :ivar latency: seconds from sending to the whole answer, without the wait for a turn.
     :ivar tokens_per_second: decode rate, as the server timed it, else output tokens over latency (``rate_from``).
+    :ivar time_to_first_token: seconds from sending to the first piece of a streamed answer.
     :ivar result: ``ok``, ``error`` or ``timeout``.
     """
 
@@ -27,8 +28,10 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     tokens_per_second: float | None = None
     rate_from: str | None = None
     prompt_tokens_per_second: float | None = None
+    time_to_first_token: float | None = None
     status: int | None = None
     finish_reason: str | None = None
     model: str | None = None
+    task: str | None = None
     peak: dict[str, Measured] = {}
     error: str | None = None

@@ -1,0 +1,24 @@
+"""Base URLs: a server's root and its ``…/v1`` are both accepted."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from pytest_vram.errors import BadSpec
+
+
+def root_of(url: str, what: str) -> str:
+    """The root that paths such as ``/v1/models`` are put after: without ``/v1`` and without a slash at the end.
+
+    :param what: where the URL was written, for messages.
+    :raises BadSpec: it is not an ``http`` or ``https`` URL with a host.
+    """
+    try:
+        split = urlsplit(url)
+        right = split.scheme in ("http", "https") and bool(split.hostname) and split.port != 0
+    except ValueError:
+        right = False
+    if not right:
+        raise BadSpec(f"{what} is not a URL: write one such as http://127.0.0.1:8080, not {url!r}")
+    root = url.rstrip("/")
+    return root.removesuffix("/v1").rstrip("/")

@@ -1,0 +1,467 @@
+"""OpenAI-compatible clients of a running backend, one blocking and one for async code.
+
+Generation requests take turns at a backend through the keeper, over all workers of a run, unless ``serial=False``;
+each leaves a :class:`~pytest_vram.backends.record.RequestRecord` and one line on the logger
+``pytest_vram.requests``.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import ssl
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from pytest_vram.backends import reply as replies
+from pytest_vram.backends import turns
+from pytest_vram.backends.record import RequestRecord
+from pytest_vram.backends.reply import Reply
+from pytest_vram.errors import BackendDied, RequestFailed, RequestTimeout, VramError
+from pytest_vram.keeper.messages import Closed, Turn
+
+if TYPE_CHECKING:
+    import httpx
+
+T = TypeVar("T")
+Messages = str | Sequence[Mapping[str, Any]]
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+logger = logging.getLogger("pytest_vram.requests")
+
+
+class Target(msgspec.Struct, kw_only=True):
+    """The server that a client talks to; changed in place when it is restarted.
+
+    :ivar url: its root, or ``…/v1``. :ivar key: its identity at the keeper.
+    :ivar model: the name to send as ``model``, where the server wants one.
+    :ivar log: its log file, for messages.
+    """
+
+    name: str
+    url: str
+    key: str = ""
+    api_key: str | None = None
+    model: str | None = None
+    log: str | None = None
+    timeout: float = 300.0
+
+    def address(self, path: str) -> str:
+        """The URL of a path; ``/v1`` stands in it once."""
+        root = self.url.rstrip("/").removesuffix("/v1")
+        return f"{root}/{path.lstrip('/')}"
+
+
+class _Client:
+    """What both clients share: everything but waiting."""
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        connect: turns.Connect | None = None,
+        window: Callable[[], int | None] = lambda: None,
+        fate: Callable[[str], str | None] = lambda key: None,
+        serial: bool = True,
+    ) -> None:
+        """
+        :param connect: opens a connection to the keeper for one turn; ``None`` asks nobody and measures nothing.
+        :param window: the test window that requests belong to.
+        :param fate: one sentence on how the server with this key died; ``None`` while it runs.
+        :param serial: one request at a time at this backend.
+        """
+        self.target = target
+        self.serial = serial
+        self.requests: list[RequestRecord] = []
+        self._connect = connect
+        self._window = window
+        self._fate = fate
+
+    def _call(self, path: str, body: Mapping[str, Any], task: str | None) -> _Call:
+        whole = dict(body)
+        if self.target.model is not None:
+            whole.setdefault("model", self.target.model)
+        if whole.get("stream"):
+            whole.setdefault("stream_options", {"include_usage": True})
+        return _Call(self.target, path, whole, task)
+
+    def _turn(self, call: _Call) -> Turn:
+        return Turn(
+            key=self.target.key,
+            request=call.id,
+            serial=self.serial,
+            parent=self._window(),
+            timeout=self.target.timeout,
+        )
+
+    def _finish(self, call: _Call, closed: Closed | None) -> Reply:
+        """Keep the record, write the line, then answer or raise."""
+        record = call.record(closed)
+        self.requests.append(record)
+        logger.info("%s", replies.log_line(record))
+        return call.outcome(record, closed)
+
+
+class _Call:
+    """One request from its sending to its end."""
+
+    def __init__(self, target: Target, path: str, body: dict[str, Any], task: str | None) -> None:
+        self.id = uuid.uuid4().hex[:12]
+        self.target = target
+        self.path = path
+        self.body = body
+        self.task = task
+        self.waited = 0.0
+        self.answer: dict[str, Any] = {}
+        self.failure: VramError | None = None
+        self.latency = 0.0
+        self.first: float | None = None
+        self.status: int | None = None
+        self.t = time.monotonic_ns()
+
+    def start(self, waited: float) -> None:
+        """It is sent now."""
+        self.waited = waited
+        self.t = time.monotonic_ns()
+
+    def elapsed(self) -> float:
+        """Seconds since it was sent."""
+        return (time.monotonic_ns() - self.t) / 1e9
+
+    def remaining(self) -> float:
+        """Seconds until its timeout.
+
+        :raises RequestTimeout: none is left.
+        """
+        left = self.target.timeout - self.elapsed()
+        if left <= 0:
+            raise _timeout(self.target, f"POST {self.path}")
+        return left
+
+    def collector(self, response: httpx.Response) -> replies.Collector:
+        """What takes the bytes of this answer."""
+        self.status = response.status_code
+        return _collector(self.target, f"POST {self.path}", response)
+
+    def done(self, collector: replies.Collector) -> None:
+        """The last byte came."""
+        self.latency, self.first = self.elapsed(), collector.first
+        answer = collector.decoded()
+        if not isinstance(answer, dict):
+            raise collector.failure(f"the answer is not a JSON object but {type(answer).__name__}")
+        self.answer = answer
+        if self.path in (CHAT, COMPLETIONS) and replies.choice_of(answer) is None:
+            raise collector.failure("the answer has no choices")
+
+    def failed(self, failure: VramError) -> None:
+        """It ended in this error, which is raised after the turn was given back."""
+        self.latency = self.latency or self.elapsed()
+        self.failure = failure
+
+    def record(self, closed: Closed | None) -> RequestRecord:
+        """The record; its peak is what the request's window saw."""
+        figures = replies.counts(self.answer, self.latency, self.first)
+        choice = replies.choice_of(self.answer)
+        served = self.answer.get("model")
+        result = "ok"
+        if self.failure is not None:
+            result = "timeout" if isinstance(self.failure, RequestTimeout) else "error"
+        return RequestRecord(
+            id=self.id,
+            backend=self.target.name,
+            path=self.path,
+            result=result,
+            t=self.t,
+            latency=self.latency,
+            waited=self.waited,
+            tokens_in=figures.tokens_in,
+            tokens_out=figures.tokens_out,
+            tokens_per_second=figures.rate,
+            rate_from=figures.rate_from,
+            prompt_tokens_per_second=figures.prompt_rate,
+            time_to_first_token=self.first,
+            status=self.status,
+            finish_reason=choice[2] if choice is not None else None,
+            model=served if isinstance(served, str) else self.target.model,
+            task=self.task,
+            peak=dict(closed.run) if closed is not None else {},
+            error=str(self.failure) if self.failure is not None else None,
+        )
+
+    def outcome(self, record: RequestRecord, closed: Closed | None) -> Reply:
+        """The reply, or the error that the request ended in.
+
+        :raises VramError: of a lost server, with how it died where the keeper knows.
+        """
+        if isinstance(self.failure, BackendDied) and closed is not None and closed.deaths:
+            raise BackendDied(f"{closed.deaths[-1]} (during POST {self.path})") from self.failure
+        if self.failure is not None:
+            raise self.failure
+        text, message, finish = replies.choice_of(self.answer) or ("", {}, None)
+        return Reply(
+            text=text,
+            message=message,
+            finish_reason=finish,
+            tokens_in=record.tokens_in,
+            tokens_out=record.tokens_out,
+            record=record,
+            raw=self.answer,
+        )
+
+
+class VramClient(_Client):
+    """The blocking client."""
+
+    def chat(self, messages: Messages, *, max_tokens: int | None = None, task: str | None = None, **body: Any) -> Reply:
+        """A chat completion; ``messages`` may be one user message as text.
+
+        :param task: a label for the log line. :param body: any other field of the request; ``stream=True`` collects
+            a streamed answer and times its first token.
+        :raises RequestFailed: an error status or an answer that is no completion. :raises RequestTimeout: none in
+            time. :raises BackendDied: the connection was lost.
+        """
+        return self._generate(CHAT, _chat_body(messages, max_tokens, body), task)
+
+    def complete(self, prompt: str, *, max_tokens: int | None = None, task: str | None = None, **body: Any) -> Reply:
+        """A text completion; parameters and errors as for :meth:`chat`."""
+        return self._generate(COMPLETIONS, _completion_body(prompt, max_tokens, body), task)
+
+    def post(self, path: str, body: Mapping[str, Any], *, task: str | None = None) -> dict[str, Any]:
+        """POST any path and decode the JSON object of the answer; takes a turn as a generation does."""
+        return self._generate(path, body, task).raw
+
+    def get(self, path: str) -> Any:
+        """GET a path and decode the JSON of the answer; takes no turn."""
+        return self._ask("GET", path, None)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text, as the server's own tokenizer has them (llama.cpp's ``/tokenize``)."""
+        return _token_ids(self.target, self._ask("POST", "/tokenize", {"content": text}))
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+        target = self.target
+        try:
+            with _http(target, target.timeout) as http:
+                response = http.request(method, target.address(path), json=body)
+        except _transport_errors() as error:
+            raise _mapped(error, target, f"{method} {path}", self._fate) from error
+        return _decoded(target, f"{method} {path}", response)
+
+    def _generate(self, path: str, body: Mapping[str, Any], task: str | None) -> Reply:
+        call = self._call(path, body, task)
+        if self._connect is None:
+            call.start(0.0)
+            self._exchange(call)
+            return self._finish(call, None)
+        keeper = self._connect(f"request {call.id}")
+        try:
+            held = turns.take(keeper, self._turn(call))
+            call.start(held.waited)
+            self._exchange(call)
+            closed = held.end(msgspec.to_builtins(call.record(None)))
+        finally:
+            keeper.close()
+        return self._finish(call, closed)
+
+    def _exchange(self, call: _Call) -> None:
+        try:
+            with (
+                _http(call.target, call.remaining()) as http,
+                http.stream("POST", call.target.address(call.path), json=call.body) as response,
+            ):
+                collector = call.collector(response)
+                for chunk in response.iter_bytes():
+                    collector.feed(chunk, call.elapsed())
+                    call.remaining()
+                call.done(collector)
+        except VramError as error:
+            call.failed(error)
+        except _transport_errors() as error:
+            failure = _mapped(error, call.target, f"POST {call.path}", self._fate)
+            failure.__cause__ = error
+            call.failed(failure)
+
+
+class AsyncVramClient(_Client):
+    """The client for async code, on asyncio and trio alike; a cancelled request gives its turn back."""
+
+    async def chat(
+        self, messages: Messages, *, max_tokens: int | None = None, task: str | None = None, **body: Any
+    ) -> Reply:
+        """As :meth:`VramClient.chat`."""
+        return await self._generate(CHAT, _chat_body(messages, max_tokens, body), task)
+
+    async def complete(
+        self, prompt: str, *, max_tokens: int | None = None, task: str | None = None, **body: Any
+    ) -> Reply:
+        """As :meth:`VramClient.complete`."""
+        return await self._generate(COMPLETIONS, _completion_body(prompt, max_tokens, body), task)
+
+    async def post(self, path: str, body: Mapping[str, Any], *, task: str | None = None) -> dict[str, Any]:
+        """As :meth:`VramClient.post`."""
+        return (await self._generate(path, body, task)).raw
+
+    async def get(self, path: str) -> Any:
+        """As :meth:`VramClient.get`."""
+        return await self._ask("GET", path, None)
+
+    async def tokenize(self, text: str) -> list[int]:
+        """As :meth:`VramClient.tokenize`."""
+        return _token_ids(self.target, await self._ask("POST", "/tokenize", {"content": text}))
+
+    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+        target = self.target
+        try:
+            async with _async_http(target, target.timeout) as http:
+                response = await http.request(method, target.address(path), json=body)
+        except _transport_errors() as error:
+            raise await _in_thread(_mapped, error, target, f"{method} {path}", self._fate) from error
+        return _decoded(target, f"{method} {path}", response)
+
+    async def _generate(self, path: str, body: Mapping[str, Any], task: str | None) -> Reply:
+        call = self._call(path, body, task)
+        if self._connect is None:
+            call.start(0.0)
+            await self._exchange(call)
+            return self._finish(call, None)
+        keeper = await _in_thread(self._connect, f"request {call.id}")
+        try:
+            held = await _in_thread(turns.take, keeper, self._turn(call))
+            call.start(held.waited)
+            await self._exchange(call)
+            closed = await _in_thread(held.end, msgspec.to_builtins(call.record(None)))
+        finally:
+            keeper.close()  # also ends the wait of a thread that a cancelled task left behind
+        return self._finish(call, closed)
+
+    async def _exchange(self, call: _Call) -> None:
+        import anyio
+
+        try:
+            with anyio.fail_after(call.remaining()):
+                async with (
+                    _async_http(call.target, call.remaining()) as http,
+                    http.stream("POST", call.target.address(call.path), json=call.body) as response,
+                ):
+                    collector = call.collector(response)
+                    async for chunk in response.aiter_bytes():
+                        collector.feed(chunk, call.elapsed())
+                    call.done(collector)
+        except TimeoutError:
+            call.failed(_timeout(call.target, f"POST {call.path}"))
+        except VramError as error:
+            call.failed(error)
+        except _transport_errors() as error:
+            failure = await _in_thread(_mapped, error, call.target, f"POST {call.path}", self._fate)
+            failure.__cause__ = error
+            call.failed(failure)
+
+
+async def _in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Run a blocking call in a thread of its own; a cancelled task does not wait for it."""
+    import anyio
+    import anyio.to_thread
+
+    # A limiter for each call: turns that wait must not use up the threads that turns need to end.
+    return await anyio.to_thread.run_sync(
+        functools.partial(function, *arguments), abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
+    )
+
+
+def _chat_body(messages: Messages, max_tokens: int | None, body: Mapping[str, Any]) -> dict[str, Any]:
+    listed = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+    return {"messages": listed, **_limit(max_tokens), **body}
+
+
+def _completion_body(prompt: str, max_tokens: int | None, body: Mapping[str, Any]) -> dict[str, Any]:
+    return {"prompt": prompt, **_limit(max_tokens), **body}
+
+
+def _limit(max_tokens: int | None) -> dict[str, Any]:
+    return {} if max_tokens is None else {"max_tokens": max_tokens}
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def _settings(target: Target, timeout: float) -> dict[str, Any]:
+    """Settings of an httpx client for one request.
+
+    One connection per request: a kept one that the server has just closed would look like a dead server. No proxy
+    from the environment: servers under test are on this machine.
+    """
+    return {
+        "headers": {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {},
+        "timeout": timeout,
+        "trust_env": False,
+        "verify": _tls() if target.url.startswith("https") else False,
+    }
+
+
+def _http(target: Target, timeout: float) -> httpx.Client:
+    import httpx
+
+    return httpx.Client(**_settings(target, timeout))
+
+
+def _async_http(target: Target, timeout: float) -> httpx.AsyncClient:
+    import httpx
+
+    return httpx.AsyncClient(**_settings(target, timeout))
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    import httpx
+
+    return httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError
+
+
+def _mapped(error: Exception, target: Target, what: str, fate: Callable[[str], str | None]) -> VramError:
+    """The error of this package for one of the transport."""
+    import httpx
+
+    if isinstance(error, httpx.TimeoutException | TimeoutError):
+        return _timeout(target, what)
+    if isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError | OSError):
+        death = fate(target.key)
+        if death is not None:
+            return BackendDied(f"{death} (during {what})")
+        log = f"; its log is {target.log}" if target.log else ""
+        said = str(error) or type(error).__name__
+        return BackendDied(f"the connection to backend {target.name!r} was lost during {what}: {said}{log}")
+    return RequestFailed(f"{what} could not be sent to backend {target.name!r} at {target.url}: {error}")
+
+
+def _timeout(target: Target, what: str) -> RequestTimeout:
+    log = f"; its log is {target.log}" if target.log else ""
+    return RequestTimeout(
+        f"backend {target.name!r} did not answer {what} within {target.timeout:g} s"
+        f" (request_timeout of [backend.{target.name}]){log}"
+    )
+
+
+def _collector(target: Target, what: str, response: httpx.Response) -> replies.Collector:
+    return replies.Collector(
+        backend=target.name,
+        path=what,
+        status=response.status_code,
+        content_type=response.headers.get("content-type", ""),
+    )
+
+
+def _decoded(target: Target, what: str, response: httpx.Response) -> Any:
+    collector = _collector(target, what, response)
+    collector.feed(response.content, 0.0)
+    return collector.decoded()
+
+
+def _token_ids(target: Target, answer: Any) -> list[int]:
+    tokens = answer.get("tokens") if isinstance(answer, dict) else None
+    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+        raise RequestFailed(f"backend {target.name!r} answered POST /tokenize without a list of token ids")
+    return tokens

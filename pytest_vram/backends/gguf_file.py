@@ -1,0 +1,98 @@
+"""The model file of a spec: where it is, and whether it is a GGUF at all."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pytest_vram.backends import store
+from pytest_vram.errors import ModelNotFound
+from pytest_vram.spec import BackendSpec
+
+MAGIC = b"GGUF"
+_SPLIT = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
+
+
+def resolve(spec: BackendSpec) -> Path:
+    """The GGUF file that ``spec.model`` names; without one, or for ``demo:…``, the demo model of the cache.
+
+    :raises ModelNotFound: it is missing, unreadable, empty, a folder, or not a GGUF file; the message says which.
+    """
+    where = f"[backend.{spec.name}] in {spec.origin}"
+    if spec.model is None or spec.model.startswith("demo:"):
+        return _demo(spec, where)
+    path = Path(spec.model).expanduser()
+    if not path.is_absolute():
+        path = Path(spec.base) / path
+    split = _SPLIT.fullmatch(path.name)
+    if split is not None:
+        _check_parts(path, split, where)
+    check(path, f"model of {where}")
+    return path
+
+
+def check(path: Path, what: str) -> None:
+    """Raise :class:`ModelNotFound` unless ``path`` is a readable file that starts as a GGUF does."""
+    try:
+        if path.is_dir():
+            inside = sorted(entry.name for entry in path.glob("*.gguf"))[:3]
+            hint = f"; it holds {', '.join(inside)}: name the file" if inside else ""
+            raise ModelNotFound(f"{path} ({what}) is a folder, not a GGUF file{hint}")
+        with path.open("rb") as stream:
+            start = stream.read(16)
+    except FileNotFoundError:
+        raise ModelNotFound(
+            f"{path} ({what}) does not exist: correct `model`, or try `vram demo`, which fetches a small model"
+        ) from None
+    except OSError as error:
+        raise ModelNotFound(f"{path} ({what}) cannot be read: {error.strerror}") from None
+    if not start:
+        raise ModelNotFound(f"{path} ({what}) is empty: a download may have been cut short")
+    if start[:4] != MAGIC:
+        raise ModelNotFound(
+            f"{path} ({what}) is not a GGUF file: it starts with {_shown(start)}{_guess(start)};"
+            " llama.cpp runs GGUF files only"
+        )
+
+
+def _demo(spec: BackendSpec, where: str) -> Path:
+    if spec.model is not None and spec.model != store.DEMO_MODEL:
+        raise ModelNotFound(
+            f"{spec.model!r} (model of {where}) is unknown: {store.DEMO_MODEL!r} is the only demo model"
+        )
+    found = store.find_model()
+    if found is None:
+        raise ModelNotFound(
+            f"the demo model ({where}) is not in {store.cache_folder() / 'models'}: run `vram demo` once, which"
+            " fetches it, or set `model` to a GGUF file"
+        )
+    return found
+
+
+def _check_parts(path: Path, split: re.Match[str], where: str) -> None:
+    count = int(split["parts"])
+    if int(split["part"]) != 1:
+        first = f"{split['stem']}-00001-of-{split['parts']}.gguf"
+        raise ModelNotFound(f"{path} (model of {where}) is part {int(split['part'])} of a split model: name {first}")
+    for part in range(2, count + 1):
+        other = path.with_name(f"{split['stem']}-{part:05d}-of-{split['parts']}.gguf")
+        check(other, f"part {part} of {count} of the model of {where}")
+
+
+def _shown(start: bytes) -> str:
+    head = start[:8]
+    return repr(head.decode("ascii")) if head.isascii() and head.decode("ascii").isprintable() else head.hex(" ")
+
+
+def _guess(start: bytes) -> str:
+    if start.startswith(b"version "):
+        return " (a Git LFS pointer: run `git lfs pull`)"
+    if start.startswith(b"PK"):
+        return " (a zip archive, such as a torch checkpoint)"
+    if start.lstrip()[:1] in (b"<", b"{"):
+        return " (a web page or JSON: the download failed?)"
+    if start[:4] in (b"ggml", b"lmgg", b"tjgg", b"fmgg"):
+        return " (the format before GGUF: convert it again)"
+    if len(start) >= 9 and start[8:9] == b"{":
+        return " (safetensors: convert it to GGUF)"
+    return ""

@@ -1,0 +1,328 @@
+"""From specs to running backends: plans them, asks the keeper for them, and hands out clients."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from pytest_vram import bootlog
+from pytest_vram.backends import engine as engine_named
+from pytest_vram.backends.base import CAPABILITIES, PlanContext, Properties
+from pytest_vram.backends.client import AsyncVramClient, Target, VramClient
+from pytest_vram.backends.labels import relabelled
+from pytest_vram.backends.turns import Connect, KeeperLike
+from pytest_vram.bootlog.boot import Boot
+from pytest_vram.errors import BadSpec, KeeperError, RequestFailed
+from pytest_vram.keeper.messages import Acquire, Restart, Running, State, Status
+from pytest_vram.ledger import Ledger
+from pytest_vram.readings import Reading
+from pytest_vram.spec import BackendSpec, LaunchPlan, OptionValue
+
+#: Seconds beyond a boot's own timeout that the keeper may need to stop what was there before and to answer.
+GRACE = 60.0
+#: Seconds that a lost connection waits for the keeper to notice the death of the server.
+FATE_WAIT = 1.0
+
+
+class Keeper(KeeperLike, Protocol):
+    """The connection that a pytest process has to the keeper."""
+
+    @property
+    def socket(self) -> str:
+        """Path of the keeper's socket, which connections for turns are opened to."""
+
+
+class RunningBackend:
+    """A backend that is ready. :meth:`restart` changes this object in place."""
+
+    def __init__(self, pool: Pool, spec: BackendSpec, plan: LaunchPlan, running: Running) -> None:
+        self._pool = pool
+        self.spec = spec
+        self.plan = plan
+        self.running = running
+        self._boot: Boot | None = None
+        self._target = Target(name=spec.name, url=running.url)
+        self._refresh(running)
+        self.client = pool.client_for(self)
+        self.async_client = pool.async_client_for(self)
+
+    def _refresh(self, running: Running) -> None:
+        self.running = running
+        self._boot = None
+        target = self._target
+        target.url, target.key = running.url, running.key
+        target.api_key = running.api_key or self.plan.api_key
+        target.model = self.spec.served_model
+        target.log = running.log or None
+        target.timeout = self.spec.request_timeout
+
+    @property
+    def name(self) -> str:
+        """Key of its table in the spec file."""
+        return self.spec.name
+
+    @property
+    def engine(self) -> str:
+        """Name of its engine."""
+        return self.spec.engine
+
+    @property
+    def url(self) -> str:
+        """Root of the server, without ``/v1``."""
+        return self.running.url
+
+    @property
+    def api_key(self) -> str | None:
+        """The key that the server asks for."""
+        return self._target.api_key
+
+    @property
+    def model(self) -> str | None:
+        """The name that requests carry, else the model as the spec has it."""
+        return self.spec.served_model or self.spec.model
+
+    @property
+    def pid(self) -> int:
+        """PID of the server's first process."""
+        return self.running.pid
+
+    @property
+    def pids(self) -> list[int]:
+        """PIDs of the server's processes when it was acquired."""
+        return list(self.running.pids)
+
+    @property
+    def generation(self) -> int:
+        """1 for the first server of this plan in the run, 2 for the one after it died or was restarted …"""
+        return self.running.generation
+
+    @property
+    def key(self) -> str:
+        """Identity of the server at the keeper."""
+        return self.running.key
+
+    @property
+    def log(self) -> Path:
+        """Log file of this generation."""
+        return Path(self.running.log)
+
+    @property
+    def target(self) -> Target:
+        """What clients talk to; changed in place by :meth:`restart`."""
+        return self._target
+
+    @property
+    def boot(self) -> Boot:
+        """What the log says of this boot, with the device labels of the run."""
+        if self._boot is None:
+            if not self.running.log:
+                self._boot = Boot(
+                    engine=self.engine, era="", evidence="none", warnings=("this run has no log of the server",)
+                )
+            else:
+                read = bootlog.read(self.log, engine=self.engine)
+                self._boot = relabelled(read, self._pool.context)
+        return self._boot
+
+    @property
+    def ledger(self) -> Ledger:
+        """The printed buckets held against the measured peak of the boot; see :attr:`ledger_against`."""
+        return self.ledger_against(self.running.boot_peak)
+
+    def ledger_against(self, peak: Mapping[str, Any]) -> Ledger:
+        """The printed buckets held against measured peaks; the host's, where only a card is measured, is the boot's."""
+        measured = {label: figure for label, figure in peak.items() if isinstance(figure, Reading)}
+        host = self.running.host_boot_peak
+        if "host" not in measured and isinstance(host, Reading):
+            measured["host"] = host
+        return self.boot.ledger().against(measured)
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """What it can do, out of :data:`~pytest_vram.backends.base.CAPABILITIES`."""
+        return engine_named(self.engine).capabilities(self.spec)
+
+    @property
+    def asked(self) -> Mapping[str, OptionValue]:
+        """What the spec asks for, in the words of the boot log's facts."""
+        return engine_named(self.engine).asked(self.spec)
+
+    def missing(self, *capabilities: str) -> list[str]:
+        """Those of these capabilities that it has not.
+
+        :raises ValueError: a name that is no capability.
+        """
+        for name in capabilities:
+            if name not in CAPABILITIES:
+                raise ValueError(f"{name!r} is not a capability: known are {', '.join(CAPABILITIES)}")
+        have = self.capabilities
+        return [name for name in capabilities if name not in have]
+
+    def properties(self) -> Properties:
+        """What the server says of itself now; figures that it does not give are ``None``."""
+        engine = engine_named(self.engine)
+        answers: dict[str, object] = {}
+        for path in engine.property_paths():
+            try:
+                answers[path] = self.client.get(path)
+            except RequestFailed as error:
+                if error.status not in (403, 404, 405, 501):  # endpoints that a build lacks or has switched off
+                    raise
+        return engine.properties(answers)
+
+    def restart(self) -> None:
+        """Stop the server and start it again; this object then stands for the new generation."""
+        request = Restart(key=self.key, window=self._pool.window())
+        reply = self._pool.keeper.call(request, timeout=self.spec.boot_timeout + GRACE)
+        self._refresh(_running(reply, "a restart"))
+
+
+class Pool:
+    """The backends that a pytest process may use.
+
+    :param keeper: its connection to the keeper. :param context: devices of the run.
+    :param specs: every backend of the spec file. :param default: the one to use where none is named.
+    :param window: the window that is open now, or ``None``.
+    :param connect: opens a connection for one turn; by default to the keeper's own socket.
+    """
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        context: PlanContext,
+        specs: Mapping[str, BackendSpec],
+        default: str,
+        window: Callable[[], int | None] = lambda: None,
+        *,
+        connect: Connect | None = None,
+    ) -> None:
+        self.keeper = keeper
+        self.context = context
+        self.specs = dict(specs)
+        self.default = default
+        self.window = window
+        self._connect = connect or self._connect_turn
+        self._plans: dict[bytes, LaunchPlan] = {}
+        self._backends: dict[str, RunningBackend] = {}
+
+    def spec(self, name: str | None = None, **overrides: Any) -> BackendSpec:
+        """A backend's spec, with some of its keys changed for one use.
+
+        :param overrides: keys of the table (``model``, ``boot_timeout`` …; ``options``, ``env`` and ``floors`` are
+            merged key by key), or names of engine options with underscores (``ctx_size=2048``). ``None`` as the value
+            of an option removes it.
+        :raises BadSpec: an unknown backend, or a value of the wrong type.
+        """
+        wanted = self.default if name is None else name
+        if wanted not in self.specs:
+            known = ", ".join(self.specs) or "none"
+            raise BadSpec(f"backend {wanted!r} is not in the spec file: known are {known}")
+        return overridden(self.specs[wanted], overrides)
+
+    def plan(self, spec: BackendSpec) -> LaunchPlan:
+        """The launch plan of this spec, made once per process.
+
+        :raises BadSpec: what the engine refuses. :raises EngineNotFound: no binary. :raises ModelNotFound: no model.
+        """
+        identity = msgspec.json.encode(spec, order="sorted")
+        if identity not in self._plans:
+            engine = engine_named(spec.engine, origin=f"[backend.{spec.name}] in {spec.origin}")
+            self._plans[identity] = engine.plan(spec, self.context)
+        return self._plans[identity]
+
+    def acquire(self, spec: BackendSpec) -> RunningBackend:
+        """A running backend of this spec: the one that runs already, else a fresh one.
+
+        :raises BackendError: it could not be planned, or did not boot.
+        """
+        plan = self.plan(spec)
+        request = Acquire(plan=plan, window=self.window())
+        running = _running(self.keeper.call(request, timeout=plan.boot_timeout + GRACE), "a request for a server")
+        known = self._backends.get(running.key)
+        if known is None:
+            known = self._backends[running.key] = RunningBackend(self, spec, plan, running)
+        elif known.generation != running.generation or known.running.pid != running.pid:
+            known._refresh(running)
+        return known
+
+    def running(self) -> list[RunningBackend]:
+        """Every backend that this process acquired, in the order in which it did."""
+        return list(self._backends.values())
+
+    def client_for(self, backend: RunningBackend, *, serial: bool = True) -> VramClient:
+        """A new client of this backend, with its own list of requests."""
+        return VramClient(backend.target, connect=self._connect, window=self.window, fate=self.fate, serial=serial)
+
+    def async_client_for(self, backend: RunningBackend, *, serial: bool = True) -> AsyncVramClient:
+        """A new client for async code."""
+        return AsyncVramClient(backend.target, connect=self._connect, window=self.window, fate=self.fate, serial=serial)
+
+    def fate(self, key: str) -> str | None:
+        """One sentence on how the server with this key died, or ``None`` if it runs on."""
+        deadline = time.monotonic() + FATE_WAIT
+        while True:
+            state = self.keeper.call(Status(), timeout=10.0)
+            found = _death(state, key) if isinstance(state, State) else None
+            if found is not None or time.monotonic() >= deadline:
+                return found
+            time.sleep(0.02)
+
+    def _connect_turn(self, name: str) -> KeeperLike:
+        from pytest_vram.keeper import KeeperClient
+
+        return KeeperClient(self.keeper.socket, role="turn", name=name)
+
+
+def _running(reply: object, what: str) -> Running:
+    if not isinstance(reply, Running):
+        raise KeeperError(f"the keeper answered {what} with {type(reply).__name__}")
+    return reply
+
+
+def _death(state: State, key: str) -> str | None:
+    for backend in state.backends:
+        if backend.get("key") == key and backend.get("death"):
+            return str(backend["death"])
+    return None
+
+
+def overridden(spec: BackendSpec, overrides: Mapping[str, Any]) -> BackendSpec:
+    """The spec with these keys changed; see :meth:`Pool.spec`."""
+    if not overrides:
+        return spec
+    fixed = {"name", "origin", "base"}
+    table: dict[str, Any] = msgspec.to_builtins(spec)
+    options: dict[str, Any] = dict(spec.options)
+    where = f"a change to [backend.{spec.name}]"
+    for key, value in overrides.items():
+        if key in fixed:
+            raise BadSpec(f"{key!r} cannot be changed for one use ({where})")
+        if key == "options":
+            if not isinstance(value, Mapping):
+                raise BadSpec(f"`options` must be a table of the engine's options ({where}), not {value!r}")
+            for option, setting in value.items():
+                _set(options, str(option), setting)
+        elif key in ("env", "floors"):
+            if not isinstance(value, Mapping):
+                raise BadSpec(f"`{key}` must be a table ({where}), not {value!r}")
+            table[key] = {**table[key], **value}
+        elif key in BackendSpec.__struct_fields__:
+            table[key] = value
+        else:
+            _set(options, key.replace("_", "-"), value)
+    table["options"] = options
+    try:
+        return msgspec.convert(table, BackendSpec)
+    except msgspec.ValidationError as error:
+        raise BadSpec(f"{where} cannot be used: {error}") from None
+
+
+def _set(options: dict[str, Any], name: str, value: object) -> None:
+    if value is None:
+        options.pop(name, None)
+    else:
+        options[name] = value
