@@ -1,0 +1,146 @@
+"""``vram check``: the shipped regression suite against the deployment of the project in the working directory."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_vram.cli import project
+from pytest_vram.cli.output import BAD_USE, FAILS, HOLDS, INCONCLUSIVE, INTERRUPTED, Answer, refusal
+from pytest_vram.errors import BadInput
+from pytest_vram.readings import Reading
+from pytest_vram.report.records import RunReport
+from pytest_vram.summary import Collector
+
+SUITE = "pytest_vram_specs"
+_KEY = re.compile(rf"(?:{SUITE}\.)?(?P<module>test_\w+)(?:\.py)?(?P<rest>::.*)?")
+# What a project may set for its own tests and what must not reach the suite.
+_NEUTRAL = (
+    "python_files=test_*.py",
+    "python_functions=test_*",
+    "python_classes=Test*",
+    "addopts=",
+    "filterwarnings=",
+    "usefixtures=",
+)
+_NEUTRAL_SINCE_9 = ("strict=false", "strict_config=false", "strict_markers=false")
+
+
+class _Watcher:
+    """A pytest plugin of this process that remembers what the exit code does not say."""
+
+    def __init__(self) -> None:
+        self.report: RunReport | None = None
+        self.only_collected = False
+        self.interrupted = False
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Tell Ctrl-C from `pytest.exit`, which calls this hook as well."""
+        self.interrupted = isinstance(excinfo.value, KeyboardInterrupt)
+
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """Take the run's report, where one was made."""
+        self.only_collected = bool(config.getoption("collectonly", default=False))
+        collector = config.pluginmanager.get_plugin(Collector.NAME)
+        if isinstance(collector, Collector):
+            self.report = collector.report
+
+
+def run(options: argparse.Namespace, rest: list[str]) -> Answer:
+    """Run the suite; exit code 0 when it holds, 1 when it does not, 3 when nothing was measured."""
+    extra = [f"--vram-backend={options.backend}"] if options.backend else []
+    return check([*extra, *rest], as_json=options.json)
+
+
+def check(arguments: list[str], *, as_json: bool) -> Answer:
+    """Run the suite with these pytest arguments in this process.
+
+    In this process, so that whatever ends the command also ends the run: the run's servers die with it.
+
+    :raises BadInput: when the suite is not installed.
+    """
+    here = project.find(Path.cwd())
+    files, others = _chosen(arguments)
+    folder = suite_folder()
+    neutral = _NEUTRAL + (_NEUTRAL_SINCE_9 if int(pytest.__version__.split(".")[0]) >= 9 else ())
+    command = [
+        *project.pytest_arguments(here),
+        # The project's own conftest.py belongs to its own tests, also where the suite lies in a folder below it.
+        f"--confcutdir={folder}",
+        *(part for setting in neutral for part in ("-o", setting)),
+        *others,
+        *(files or [str(path) for path in sorted(folder.glob("test_*.py"))]),
+    ]
+    os.environ.pop("PYTEST_ADDOPTS", None)
+    watcher = _Watcher()
+    with _standard_output_elsewhere() if as_json else contextlib.nullcontext():
+        code = int(pytest.main(command, plugins=[watcher]))
+    return _answer(code, watcher)
+
+
+def suite_folder() -> Path:
+    """The folder of the installed suite; the same modules in a checkout, an editable install and a wheel.
+
+    :raises BadInput: when the package is missing.
+    """
+    found = importlib.util.find_spec(SUITE)
+    if found is None or not found.submodule_search_locations:
+        raise BadInput(f"package {SUITE}, the suite, is not installed: install pytest-vram again")
+    return Path(next(iter(found.submodule_search_locations))).resolve()
+
+
+def _chosen(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Split off keys of the suite's tests (``pytest_vram_specs.test_idle::test_…``), as paths of their files."""
+    files: list[str] = []
+    others: list[str] = []
+    for argument in arguments:
+        match = _KEY.fullmatch(argument)
+        path = suite_folder() / f"{match['module']}.py" if match else None
+        if match is not None and path is not None and path.is_file():
+            files.append(f"{path}{match['rest'] or ''}")
+        else:
+            others.append(argument)
+    return files, others
+
+
+def _answer(code: int, watcher: _Watcher) -> Answer:
+    report = watcher.report
+    if watcher.interrupted:
+        mapped = INTERRUPTED
+    elif code == pytest.ExitCode.OK:
+        mapped = HOLDS if watcher.only_collected or _measured(report) else INCONCLUSIVE
+    elif code in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERNAL_ERROR):
+        mapped = FAILS
+    else:
+        mapped = BAD_USE
+    if report is None:
+        message = "no test was run" if mapped == HOLDS else "pytest ended without a report; its output says why"
+        return refusal(message, code=mapped, verb="check")
+    return Answer(code=mapped, document=report)
+
+
+def _measured(report: RunReport | None) -> bool:
+    figures = [figure for test in report.tests for figure in test.peak.values()] if report else []
+    return any(isinstance(figure, Reading) for figure in figures)
+
+
+@contextlib.contextmanager
+def _standard_output_elsewhere() -> Iterator[None]:
+    """Send what pytest and its children print to the standard error stream, by descriptor."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,33 @@
+"""``vram demo``: a real engine and a small real model, fetched where they are missing, then checked."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from pytest_vram.backends import store
+from pytest_vram.cli.check import check
+from pytest_vram.cli.output import Answer, progress
+from pytest_vram.settings import variable
+from pytest_vram.specfile import DEMO
+
+#: What the demo passes where neither the command line nor the environment says otherwise.
+DEFAULTS = {"budget": "4GB", "device": "cpu"}
+
+
+def run(options: argparse.Namespace, rest: list[str]) -> Answer:
+    """Fetch what is missing, then run the suite against the built-in ``demo`` backend.
+
+    :raises BackendError: when engine or model cannot be had; the message says what was tried.
+    """
+    model = store.fetch_model(progress)
+    engine = store.fetch_engine(progress)
+    progress(f"engine {engine}")
+    progress(f"model  {model}")
+    arguments = [f"--vram-backend={DEMO}"]
+    for name, value in DEFAULTS.items():
+        flag = f"--vram-{name}"
+        given = any(word == flag or word.startswith(f"{flag}=") for word in rest)
+        if not given and not os.environ.get(variable(name)):
+            arguments.append(f"{flag}={value}")
+    return check([*arguments, *rest], as_json=options.json)

@@ -1,0 +1,287 @@
+"""``vram doctor``: what can be measured here and why not, and which engines, models and leftovers are here."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from pytest_vram import keeper, measure, specfile
+from pytest_vram.backends import binary, gguf_file, store
+from pytest_vram.cli import project
+from pytest_vram.cli.output import BAD_USE, FAILS, HOLDS, Answer, refusal
+from pytest_vram.errors import VramError
+from pytest_vram.readings import Reading, Unmeasurable
+from pytest_vram.spec import DeviceSpec
+from pytest_vram.units import mib
+
+FORMAT = "pytest-vram/doctor/1"
+RUN_VARIABLE = "PYTEST_VRAM_RUN"
+RPC_VARIABLE = "PYTEST_VRAM_RPC"
+KINDS = ("cpu", "cuda", "drm", "vulkan", "rpc")
+VERSION_TIMEOUT = 10.0
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of device. :ivar reason: why it cannot be measured, where it cannot. :ivar capacity: bytes."""
+
+    kind: str
+    measurable: bool
+    label: str | None = None
+    name: str | None = None
+    source: str | None = None
+    capacity: int | None = None
+    reason: str | None = None
+
+
+class EngineFound(msgspec.Struct, frozen=True, kw_only=True):
+    """A place where a llama-server was looked for. :ivar version: the line that it prints of itself."""
+
+    place: str
+    usable: bool
+    note: str
+    path: str | None = None
+    version: str | None = None
+
+
+class ModelFound(msgspec.Struct, frozen=True, kw_only=True):
+    """The model of a backend. :ivar bytes: size of the file. :ivar reason: why it cannot be used."""
+
+    backend: str
+    usable: bool
+    path: str | None = None
+    bytes: int | None = None
+    reason: str | None = None
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """The config file. :ivar path: ``None`` where there is none, which is valid."""
+
+    valid: bool
+    path: str | None = None
+    default: str | None = None
+    backends: list[str] = []
+    error: str | None = None
+
+
+class Leftover(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that a run started and that outlived it."""
+
+    pid: int
+    run: str
+    command: str
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """The document of ``vram doctor --json``."""
+
+    versions: dict[str, str]
+    platform: str
+    root: str
+    cache: str
+    devices: list[Device]
+    engines: list[EngineFound]
+    models: list[ModelFound]
+    config: Config
+    leftovers: list[Leftover]
+    trouble: list[str]
+    format: str = FORMAT
+
+
+def run(options: argparse.Namespace, _rest: list[str]) -> Answer:
+    """Look around; exit code 1 when nothing can be measured, the config file is bad, or servers were left over."""
+    if options.reap:
+        message = "--reap is not built yet in this version: leftovers are listed, end them with `kill PID`"
+        return msgspec.structs.replace(refusal(message, code=BAD_USE, verb="doctor"), lines=(message,))
+    here = project.find(Path.cwd())
+    config, specs = _config(here.root)
+    devices = _devices()
+    leftovers = _leftovers()
+    trouble = []
+    if not any(device.measurable for device in devices):
+        trouble.append("nothing can be measured on this machine")
+    if not config.valid:
+        trouble.append("the config file cannot be used")
+    if leftovers:
+        trouble.append(f"{len(leftovers)} processes of earlier runs are still alive")
+    health = Health(
+        versions={"python": platform.python_version(), "pytest-vram": _own_version()},
+        platform=f"{platform.system()} {platform.release()} {platform.machine()}",
+        root=str(here.root),
+        cache=str(store.cache_folder()),
+        devices=devices,
+        engines=_engines(),
+        models=_models(specs),
+        config=config,
+        leftovers=leftovers,
+        trouble=trouble,
+    )
+    return Answer(code=FAILS if trouble else HOLDS, document=health, lines=tuple(_lines(health)))
+
+
+def _own_version() -> str:
+    from importlib.metadata import version
+
+    return version("pytest-vram")
+
+
+def _devices() -> list[Device]:
+    rpc = [part.strip() for part in os.environ.get(RPC_VARIABLE, "").split(",") if part.strip()]
+    found = []
+    for kind in KINDS:
+        if kind == "rpc" and not rpc:
+            reason = f"no RPC device is named: {RPC_VARIABLE}=HOST:PORT names a running ggml-rpc-server"
+            found.append(Device(kind=kind, measurable=False, reason=reason))
+            continue
+        for device in measure.survey([DeviceSpec(kind=kind, text=kind)], rpc):
+            if isinstance(device, Unmeasurable):
+                found.append(Device(kind=kind, measurable=False, label=device.device, reason=device.reason))
+                continue
+            found.append(
+                Device(
+                    kind=kind,
+                    measurable=True,
+                    label=device.label,
+                    name=device.name,
+                    source=device.source,
+                    capacity=device.capacity.bytes if isinstance(device.capacity, Reading) else None,
+                )
+            )
+    return found
+
+
+def _engines() -> list[EngineFound]:
+    found = [
+        EngineFound(
+            place=place.where,
+            usable=place.usable,
+            note=place.reason,
+            path=str(place.path) if place.path else None,
+            version=_version_of(place.path) if place.path else None,
+        )
+        for place in binary.places()
+    ]
+    listed = {engine.path for engine in found}
+    for path in sorted((store.cache_folder() / "engines" / "llama-server").glob("*/bin/llama-server")):
+        # Builds that die on this CPU are no place to search, but the reason is what a person asks for here.
+        result = store.smoke_result(path)
+        if str(path) not in listed and result is not None and not result.ok:
+            note = f"does not run here: {result.reason}"
+            found.append(EngineFound(place="cache", usable=False, note=note, path=str(path)))
+    return found
+
+
+def _version_of(path: Path) -> str | None:
+    try:
+        done = subprocess.run(
+            [str(path), "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=VERSION_TIMEOUT,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    text = (done.stdout + done.stderr).decode("utf-8", "replace")
+    return next((line.strip() for line in text.splitlines() if re.match(r"\s*version\b", line)), None)
+
+
+def _config(root: Path) -> tuple[Config, specfile.SpecFile | None]:
+    path: Path | None = None
+    try:
+        path = specfile.locate(root)
+        specs = specfile.read(path)
+    except VramError as error:
+        return Config(valid=False, path=str(path) if path else None, error=str(error)), None
+    return Config(valid=True, path=specs.path, default=specs.default, backends=sorted(specs.backends)), specs
+
+
+def _models(specs: specfile.SpecFile | None) -> list[ModelFound]:
+    found = []
+    for name, spec in sorted(specs.backends.items()) if specs else ():
+        if spec.engine != "llama-server":
+            continue
+        try:
+            path = gguf_file.resolve(spec)
+            found.append(ModelFound(backend=name, usable=True, path=str(path), bytes=path.stat().st_size))
+        except (VramError, OSError) as error:
+            found.append(ModelFound(backend=name, usable=False, reason=str(error)))
+    return found
+
+
+def _leftovers() -> list[Leftover]:
+    """Processes of this user that carry a run's mark while that run's keeper answers no more."""
+    mark = re.compile(rb"(?:^|\0)" + RUN_VARIABLE.encode() + rb"=([^\0]+)")
+    alive: dict[str, bool] = {}
+    found = []
+    for entry in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
+        with contextlib.suppress(OSError):
+            match = mark.search((entry / "environ").read_bytes())
+            if match is None or int(entry.name) == os.getpid():
+                continue
+            run = match[1].decode("utf-8", "replace")
+            if run not in alive:
+                alive[run] = _answers(run)
+            if not alive[run]:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+                found.append(Leftover(pid=int(entry.name), run=run, command=command[:200]))
+    return found
+
+
+def _answers(run: str) -> bool:
+    if not hasattr(socket, "AF_UNIX"):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(keeper.socket_path(run))
+        except (OSError, VramError):
+            return False
+    return True
+
+
+def _lines(health: Health) -> list[str]:
+    lines = [
+        f"pytest-vram {health.versions['pytest-vram']}, Python {health.versions['python']}"
+        f" ({sys.executable}), {health.platform}",
+        "",
+        "What can be measured (--vram-device)",
+    ]
+    for device in health.devices:
+        if device.measurable:
+            size = mib(device.capacity) if device.capacity is not None else "size unknown"
+            lines.append(f"  yes  {device.kind:<7}{device.label}: {device.name}, {size}, source {device.source}")
+        else:
+            lines.append(f"  no   {device.kind:<7}{device.reason}")
+    lines += ["", "Engines (llama-server)"]
+    for engine in health.engines:
+        version = f" [{engine.version}]" if engine.version else ""
+        path = f"{engine.path}{version}: " if engine.path else ""
+        lines.append(f"  {'yes' if engine.usable else 'no ':<4} {engine.place}: {path}{engine.note}")
+    lines += ["", "Models"]
+    for model in health.models:
+        what = f"{model.path} ({mib(model.bytes)})" if model.path and model.bytes is not None else str(model.reason)
+        lines.append(f"  {'yes' if model.usable else 'no ':<4} {model.backend}: {what}")
+    if not health.models:
+        lines.append("  none is named by a backend of engine llama-server")
+    lines += ["", "Config file"]
+    config = health.config
+    if not config.valid:
+        lines.append(f"  no   {config.error}")
+    else:
+        place = config.path or f"none in {health.root} (vram.toml, or [tool.vram] in pyproject.toml)"
+        lines.append(f"  yes  {place}; backends: {', '.join(config.backends)}; default: {config.default}")
+    lines += ["", "Leftover servers of earlier runs"]
+    lines += [f"  PID {process.pid} of run {process.run}: {process.command}" for process in health.leftovers]
+    if not health.leftovers:
+        lines.append("  none")
+    lines += ["", "; ".join(health.trouble) if health.trouble else "All is well."]
+    return lines

@@ -1,0 +1,123 @@
+"""Arguments of ``vram``, the dispatch to a verb, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from pytest_vram.cli.output import BAD_USE, FAILS, INTERRUPTED, Answer, progress, refusal, show
+from pytest_vram.errors import BadInput, VramError
+
+#: Verb → (module, one line of help).
+VERBS: dict[str, tuple[str, str]] = {
+    "check": ("pytest_vram.cli.check", "run the regression suite against a deployment"),
+    "demo": ("pytest_vram.cli.demo", "fetch a real engine and a small model, then check them"),
+    "doctor": ("pytest_vram.cli.doctor", "say what can be measured here, and which engines and models are found"),
+}
+#: Verbs of later versions, so that asking for one says so instead of "invalid choice".
+NOT_BUILT: dict[str, str] = {
+    "estimate": "predicts the memory of a model",
+    "fit": "predicts whether a model fits",
+    "plan": "searches settings that fit a budget",
+    "boot": "reads a boot log",
+    "sweep": "compares settings",
+    "watch": "follows a run",
+    "soak": "runs for hours",
+    "toolcalls": "measures tool-call accuracy",
+    "report": "renders the report of a run",
+    "compare": "compares two runs",
+    "init": "writes a first config file",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``vram``. Returns the exit code: 0 holds, 1 does not, 2 bad use, 3 inconclusive, 130 on Ctrl-C."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except SystemExit as stop:  # argparse: help was printed, or an argument is wrong
+        return stop.code if isinstance(stop.code, int) else BAD_USE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone, as in `vram doctor | head`; there is nobody to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILS
+
+
+def _run(arguments: list[str]) -> int:
+    parser = _parser()
+    wanted = next((word for word in arguments if not word.startswith("-")), None)
+    as_json = "--json" in _own(arguments)
+    if wanted in NOT_BUILT and arguments[0] == wanted:
+        message = (
+            f"this verb ({NOT_BUILT[wanted]}) is not built yet in this version, which has {', '.join(sorted(VERBS))}"
+        )
+        return _refuse(message, BAD_USE, wanted, as_json=as_json)
+    options, rest = parser.parse_known_args(_own(arguments))
+    if options.verb is None:
+        parser.print_help(sys.stderr)
+        return BAD_USE
+    rest += _pytest_only(arguments)
+    if rest and options.verb == "doctor":
+        return _refuse(f"vram doctor does not take {rest[0]!r}: it takes --json", BAD_USE, "doctor", as_json=as_json)
+    run: Callable[[argparse.Namespace, list[str]], Answer] = importlib.import_module(VERBS[options.verb][0]).run
+    try:
+        answer = run(options, rest)
+    except BadInput as error:
+        return _refuse(str(error), BAD_USE, options.verb, as_json=as_json)
+    except VramError as error:
+        return _refuse(str(error), FAILS, options.verb, as_json=as_json)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        return _refuse(f"{place}{error.strerror or error}", FAILS, options.verb, as_json=as_json)
+    show(answer, as_json=as_json)
+    return answer.code
+
+
+def _refuse(message: str, code: int, verb: str, *, as_json: bool) -> int:
+    progress(f"vram {verb}: {message}")
+    if as_json:
+        show(refusal(message, code=code, verb=verb), as_json=True)
+    return code
+
+
+def _own(arguments: list[str]) -> list[str]:
+    """The arguments before a lone ``--``; what follows belongs to pytest as it stands."""
+    return arguments[: arguments.index("--")] if "--" in arguments else arguments
+
+
+def _pytest_only(arguments: list[str]) -> list[str]:
+    return arguments[arguments.index("--") + 1 :] if "--" in arguments else []
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="vram",
+        description="VRAM budgets and regression checks for LLM deployments.",
+        epilog=f"Not built yet: {', '.join(sorted(NOT_BUILT))}. Exit codes: 0 what was checked holds, 1 it does not,"
+        " 2 bad use, 3 inconclusive, 130 Ctrl-C.",
+        allow_abbrev=False,
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+    for name, (_, what) in VERBS.items():
+        verb = verbs.add_parser(
+            name,
+            help=what,
+            description=what[0].upper() + what[1:] + ".",
+            allow_abbrev=False,
+            epilog="Every other argument goes to pytest, such as --vram-budget=4GB, -k idle, -v."
+            if name != "doctor"
+            else None,
+        )
+        verb.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
+        if name == "check":
+            verb.add_argument("--backend", metavar="NAME", help="backend of the config file (default: its default)")
+        if name == "doctor":
+            verb.add_argument("--reap", action="store_true", help="not built yet: end leftover servers")
+    return parser

@@ -1,0 +1,98 @@
+"""Prompts of a known number of tokens, for any tokenizer.
+
+A word repeated costs the same number of tokens each time, and a chat template costs a constant, so two short
+requests whose token counts the server reports give both. All prompts are beginnings of one another: a server that keeps
+the last prompt's cache evaluates only what a longer one adds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_vram.backends import Reply, RunningBackend
+
+_WORD = "hello"
+_SHORT, _LONGER = 16, 48
+#: Share of `request_timeout` that the evaluation of one prompt may take.
+_SHARE = 0.25
+#: Attention makes a token of a long prompt dearer than one of a short prompt; this much of the short one's rate is
+#: counted on.
+_SLOWER = 0.7
+
+
+class Lengths(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tokens a prompt of this deployment has. :ivar word: per word. :ivar template: for the chat template."""
+
+    word: int
+    template: int
+
+    def words_for(self, tokens: int) -> int:
+        """The most words whose prompt has at most so many tokens."""
+        return max(1, (tokens - self.template) // self.word)
+
+    def tokens_of(self, words: int) -> int:
+        """Length of the prompt of so many words, chat template included."""
+        return self.template + self.word * words
+
+
+_known: dict[tuple[str, int], Lengths] = {}
+_rates: dict[tuple[str, int], float] = {}
+
+
+def text(words: int) -> str:
+    """The prompt of so many words."""
+    return " ".join([_WORD] * words)
+
+
+def counted(reply: Reply) -> int:
+    """Tokens of the prompt, as the server counted them."""
+    if reply.tokens_in is None:
+        pytest.fail("the server answered without the number of prompt tokens in `usage`")
+    return reply.tokens_in
+
+
+def lengths(backend: RunningBackend) -> Lengths:
+    """Measure, once per server, what a word and the chat template cost."""
+    key = (backend.name, backend.generation)
+    if key not in _known:
+        short, longer = (
+            counted(backend.client.chat(text(words), max_tokens=1, temperature=0)) for words in (_SHORT, _LONGER)
+        )
+        word, rest = divmod(longer - short, _LONGER - _SHORT)
+        if rest or word < 1:
+            pytest.fail(
+                f"prompts of {_SHORT} and {_LONGER} equal words were counted as {short} and {longer} tokens, which no"
+                " number of tokens per word explains: were they cut?"
+            )
+        _known[key] = Lengths(word=word, template=short - word * _SHORT)
+    return _known[key]
+
+
+def ubatch(backend: RunningBackend) -> int:
+    """Tokens that the engine evaluates at once, as it says, else as it was asked, else llama.cpp's default of 512."""
+    for value in (backend.boot.facts.get("ubatch"), backend.asked.get("ubatch")):
+        if isinstance(value, int) and value > 0:
+            return value
+    return 512
+
+
+def rate(backend: RunningBackend) -> float:
+    """Prompt tokens per second over a prompt of one full ubatch and a little (at most half of the context), measured once per server."""
+    key = (backend.name, backend.generation)
+    if key not in _rates:
+        size = lengths(backend)
+        context = backend.asked.get("context")
+        most = context // 2 if isinstance(context, int) else ubatch(backend)
+        words = min(size.words_for(ubatch(backend)) + 8, size.words_for(most))
+        reply = backend.client.chat(text(words), max_tokens=1, temperature=0)
+        _rates[key] = reply.record.prompt_tokens_per_second or counted(reply) / max(reply.record.latency, 1e-3)
+    return _rates[key]
+
+
+def affordable(backend: RunningBackend) -> int:
+    """Tokens of the longest prompt that this machine evaluates within a quarter of the backend's `request_timeout`."""
+    return int(rate(backend) * _SLOWER * backend.spec.request_timeout * _SHARE)

@@ -1,0 +1,35 @@
+"""What a spec may need of a deployment, and the skips that say what was missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_vram.backends.base import CAPABILITIES
+
+if TYPE_CHECKING:
+    from pytest_vram.backends import RunningBackend
+
+
+def need(backend: RunningBackend, *capabilities: str) -> None:
+    """Skip the test unless the deployment has all of these capabilities."""
+    missing = backend.missing(*capabilities)
+    if missing:
+        what = "; ".join(f"{name} ({CAPABILITIES[name]})" for name in missing)
+        pytest.skip(f"backend {backend.name!r} (engine {backend.spec.engine}) does not have: {what}")
+
+
+def asked(backend: RunningBackend, fact: str) -> int:
+    """A number that the config file asks for; skips the test where it leaves it to the engine."""
+    value = backend.asked.get(fact)
+    if not isinstance(value, int) or isinstance(value, bool):
+        pytest.skip(f"the options of backend {backend.name!r} do not set the {fact.replace('_', ' ')}")
+    return value
+
+
+def context_per_slot(backend: RunningBackend) -> int:
+    """The context that one request may fill, as the config file asks for it; skips where it does not."""
+    slots = backend.asked.get("slots")
+    shared = backend.boot.facts.get("kv_unified") is True
+    return asked(backend, "context") // (slots if isinstance(slots, int) and slots > 0 and not shared else 1)

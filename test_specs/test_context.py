@@ -1,0 +1,54 @@
+"""The context that is served is the context that was asked for: nothing is cut in silence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_vram.errors import RequestFailed
+
+from . import prompts
+from .requirements import context_per_slot, need
+
+if TYPE_CHECKING:
+    from pytest_vram.backends import RunningBackend
+
+#: Tokens that stay free for the answer.
+ROOM = 32
+
+
+def test_prompt_over_the_context_is_refused(vram_backend: RunningBackend) -> None:
+    """A prompt that is a quarter longer than the context gets an error, not an answer to a part of it."""
+    need(vram_backend, "chat", "token-counts")
+    context = context_per_slot(vram_backend)
+    size = prompts.lengths(vram_backend)
+    words = size.words_for(context + max(context // 4, 2 * ROOM))
+    sent = size.tokens_of(words)
+    try:
+        reply = vram_backend.client.chat(prompts.text(words), max_tokens=1, temperature=0)
+    except RequestFailed as refusal:
+        assert refusal.status is not None, f"the server broke instead of refusing: {refusal}"
+        assert 400 <= refusal.status < 500, f"the server broke instead of refusing: {refusal}"
+        return
+    served = prompts.counted(reply)
+    assert served >= sent, f"{sent:,} tokens were sent, {served:,} were served, and nothing said so"
+    pytest.fail(f"{sent:,} tokens were served though the config file asks for a context of {context:,}")
+
+
+def test_long_prompt_is_counted_in_full(vram_backend: RunningBackend) -> None:
+    """Every token of a prompt that nearly fills the context is evaluated, as far as this machine gets in time."""
+    need(vram_backend, "chat", "token-counts")
+    full = context_per_slot(vram_backend) - ROOM
+    reach = min(full, prompts.affordable(vram_backend))
+    size = prompts.lengths(vram_backend)
+    words = size.words_for(reach)
+    sent = size.tokens_of(words)
+    served = prompts.counted(vram_backend.client.chat(prompts.text(words), max_tokens=1, temperature=0))
+    assert served == sent, f"{sent:,} tokens were sent and {served:,} were served"
+    if reach < full:
+        seconds = full / prompts.rate(vram_backend)
+        pytest.skip(
+            f"proved up to {sent:,} of {full + ROOM:,} tokens: filling the context would take over {seconds:.0f} s here;"
+            f" a prompt gets a quarter of request_timeout ({vram_backend.spec.request_timeout:g} s)"
+        )

@@ -1,0 +1,49 @@
+"""Memory comes back after use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_vram.backends import engine
+from pytest_vram.readings import Reading
+from pytest_vram.units import MIB, mib
+
+from . import prompts
+from .requirements import context_per_slot, need
+
+if TYPE_CHECKING:
+    from pytest_vram.backends import Pool
+    from pytest_vram.run import Meter
+
+TOLERANCE = 64 * MIB
+TURNS = 5
+
+
+def test_idle_memory_returns_after_five_turns(vram: Meter, vram_backends: Pool) -> None:
+    """With host caches off, five turns leave idle memory within 64 MiB of where the largest prompt had left it."""
+    # Not the `vram_backend` fixture: where the caches are on, that server would run beside this one and count too.
+    spec = vram_backends.spec()
+    backend = vram_backends.acquire(engine(spec.engine).without_host_caches(spec))
+    need(backend, "chat", "token-counts", "host-caches-off", "process")
+    size = prompts.lengths(backend)
+    largest = min(context_per_slot(backend) - 32, prompts.affordable(backend))
+    backend.client.chat(prompts.text(size.words_for(largest)), max_tokens=1, temperature=0)
+    before = vram.idle()
+    if not isinstance(before, Reading):
+        pytest.skip(f"idle memory could not be measured: {before.reason}")
+
+    messages: list[dict[str, str]] = []
+    for turn in range(1, TURNS + 1):
+        messages.append({"role": "user", "content": f"Count to {turn}."})
+        reply = backend.client.chat(messages, max_tokens=8)
+        messages.append({"role": "assistant", "content": reply.text})
+
+    after = vram.idle()
+    assert isinstance(after, Reading), f"idle memory after {TURNS} turns could not be measured: {after.reason}"
+    growth = after.upper - before.bytes
+    assert growth <= TOLERANCE, (
+        f"idle memory is {mib(after.upper)} after {TURNS} turns and was {mib(before.bytes)} after the largest prompt:"
+        f" it grew by {mib(growth)}, more than {mib(TOLERANCE)} (source {after.source})"
+    )
