@@ -15,7 +15,40 @@ from typing import TYPE_CHECKING
 from pytest_vram.errors import BadSpec
 
 if TYPE_CHECKING:
-    from pytest_vram.backends.base import Engine
+    from pytest_vram.backends.base import CAPABILITIES, Engine, PlanContext, Properties
+    from pytest_vram.backends.client import AsyncVramClient, VramClient
+    from pytest_vram.backends.pool import Pool, RunningBackend
+    from pytest_vram.backends.record import RequestRecord
+    from pytest_vram.backends.reply import Reply
+
+__all__ = [
+    "CAPABILITIES",
+    "AsyncVramClient",
+    "Engine",
+    "PlanContext",
+    "Pool",
+    "Properties",
+    "Reply",
+    "RequestRecord",
+    "RunningBackend",
+    "VramClient",
+    "engine",
+    "engine_names",
+]
+
+#: Where each public name lives; imported on use, since most who import this package need a record or a name only.
+_HOMES = {
+    "CAPABILITIES": "base",
+    "AsyncVramClient": "client",
+    "Engine": "base",
+    "PlanContext": "base",
+    "Pool": "pool",
+    "Properties": "base",
+    "Reply": "reply",
+    "RequestRecord": "record",
+    "RunningBackend": "pool",
+    "VramClient": "client",
+}
 
 GROUP = "pytest_vram.engines"
 
@@ -24,6 +57,12 @@ BUILT_IN: dict[str, str] = {
     "command": "pytest_vram.backends.command:Command",
     "attach": "pytest_vram.backends.attach:Attach",
 }
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def _registered() -> dict[str, EntryPoint]:

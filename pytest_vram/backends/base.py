@@ -49,6 +49,17 @@ class PlanContext(msgspec.Struct, frozen=True, kw_only=True):
     rootdir: str = "."
     run: str = ""
 
+    def endpoints(self) -> dict[str, str]:
+        """Endpoint → label of the RPC devices that this run measures; without any device, every endpoint given."""
+        if not self.devices:
+            return {endpoint: f"gpu{index}" for index, endpoint in enumerate(self.rpc)}
+        found: dict[str, str] = {}
+        for endpoint in self.rpc:
+            for device in self.devices:
+                if device.kind == "rpc" and f"[{endpoint}]" in device.name:
+                    found[endpoint] = device.label
+        return found
+
 
 class Engine(ABC):
     """One kind of server. Engines are stateless: everything comes in and goes out as data."""

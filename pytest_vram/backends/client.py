@@ -66,12 +66,14 @@ class _Client:
         window: Callable[[], int | None] = lambda: None,
         fate: Callable[[str], str | None] = lambda key: None,
         serial: bool = True,
+        keep: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
         """
         :param connect: opens a connection to the keeper for one turn; ``None`` asks nobody and measures nothing.
         :param window: the test window that requests belong to.
         :param fate: one sentence on how the server with this key died; ``None`` while it runs.
         :param serial: one request at a time at this backend.
+        :param keep: told of every finished request, besides :attr:`requests`.
         """
         self.target = target
         self.serial = serial
@@ -79,6 +81,7 @@ class _Client:
         self._connect = connect
         self._window = window
         self._fate = fate
+        self._keep = keep
 
     def _call(self, path: str, body: Mapping[str, Any], task: str | None) -> _Call:
         whole = dict(body)
@@ -101,6 +104,7 @@ class _Client:
         """Keep the record, write the line, then answer or raise."""
         record = call.record(closed)
         self.requests.append(record)
+        self._keep(record)
         logger.info("%s", replies.log_line(record))
         return call.outcome(record, closed)
 

@@ -38,10 +38,9 @@ def relabelled(boot: Boot, context: PlanContext) -> Boot:
 
 def _measured(name: str, context: PlanContext) -> str | None:
     """The label of the run's device that the log calls ``name``."""
-    cards = [device for device in context.devices if device.kind == "rpc"]
-    for endpoint, device in zip(context.rpc, cards, strict=False):
+    for endpoint, label in context.endpoints().items():
         if f"[{endpoint}]" in name or name == endpoint:
-            return device.label
+            return label
     for device in context.devices:
         if device.kind != "cpu" and device.name == name:
             return device.label

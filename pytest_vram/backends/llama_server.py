@@ -91,13 +91,14 @@ class LlamaServer(Engine):
     def _placement(self, spec: BackendSpec, context: PlanContext, known: flags.Help) -> list[str]:
         """Flags that put the model where this run measures: its RPC devices, or, on ``cpu``, no device at all."""
         options = spec.options
-        if context.rpc and not _given(options, known, "rpc"):
+        endpoints = context.endpoints()
+        if endpoints and not _given(options, known, "rpc"):
             if not known.knows("rpc"):
                 raise EngineNotFound(
                     f"{known.binary} has no option --rpc, so it cannot use the device rpc:0 of this run: use a build"
                     " with llama.cpp's RPC backend"
                 )
-            return ["--rpc", ",".join(context.rpc)]
+            return ["--rpc", ",".join(endpoints)]
         kinds = {device.kind for device in context.devices}
         if kinds == {"cpu"} and known.knows("device") and not _given(options, known, "device", "rpc"):
             # Host memory stands in for the card, so a GPU that happens to be here must stay out of it.
@@ -141,7 +142,7 @@ class LlamaServer(Engine):
                 facts[fact] = options[option]
         flash = options.get("flash-attn")
         if flash in ("on", "off", True, False):
-            facts["flash_attention"] = "enabled" if flash in ("on", True) else "disabled"
+            facts["flash_attention"] = flash in ("on", True)
         return facts
 
     def without_host_caches(self, spec: BackendSpec) -> BackendSpec:

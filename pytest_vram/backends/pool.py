@@ -14,7 +14,8 @@ from pytest_vram.backends import engine as engine_named
 from pytest_vram.backends.base import CAPABILITIES, PlanContext, Properties
 from pytest_vram.backends.client import AsyncVramClient, Target, VramClient
 from pytest_vram.backends.labels import relabelled
-from pytest_vram.backends.turns import Connect, KeeperLike
+from pytest_vram.backends.record import RequestRecord
+from pytest_vram.backends.turns import Caller, Connect, KeeperLike
 from pytest_vram.bootlog.boot import Boot
 from pytest_vram.errors import BadSpec, KeeperError, RequestFailed
 from pytest_vram.keeper.messages import Acquire, Restart, Running, State, Status
@@ -28,7 +29,7 @@ GRACE = 60.0
 FATE_WAIT = 1.0
 
 
-class Keeper(KeeperLike, Protocol):
+class Keeper(Caller, Protocol):
     """The connection that a pytest process has to the keeper."""
 
     @property
@@ -45,6 +46,7 @@ class RunningBackend:
         self.plan = plan
         self.running = running
         self._boot: Boot | None = None
+        self._records: list[RequestRecord] = []
         self._target = Target(name=spec.name, url=running.url)
         self._refresh(running)
         self.client = pool.client_for(self)
@@ -109,6 +111,20 @@ class RunningBackend:
     def log(self) -> Path:
         """Log file of this generation."""
         return Path(self.running.log)
+
+    @property
+    def command(self) -> list[str]:
+        """The command that started it; empty where it was attached to."""
+        return list(self.plan.argv)
+
+    def keep(self, record: RequestRecord) -> None:
+        """Take note of a finished request; every client of this backend reports here."""
+        self._records.append(record)
+
+    def take_requests(self) -> list[RequestRecord]:
+        """The requests that finished since this was last called, over all clients of this backend."""
+        taken, self._records = self._records, []
+        return taken
 
     @property
     def target(self) -> Target:

@@ -13,11 +13,15 @@ from pytest_vram.errors import KeeperError
 from pytest_vram.keeper.messages import Closed, EndTurn, Granted, Reply, Request, Turn
 
 
-class KeeperLike(Protocol):
-    """What this room needs of a connection to the keeper."""
+class Caller(Protocol):
+    """Somebody who speaks to the keeper."""
 
     def call(self, request: Request, timeout: float | None = None) -> Reply:
         """Send a request and wait for its reply; a failure is raised as the exception that it names."""
+
+
+class KeeperLike(Caller, Protocol):
+    """A connection to the keeper of one's own."""
 
     def close(self) -> None:
         """End the connection; everything that it held is released."""
