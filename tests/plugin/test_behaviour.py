@@ -1,0 +1,122 @@
+"""What users of pytest's other options and plugins expect."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.conftest import Inner
+from tests.plugin.test_budget import CHILD, PROJECT
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A project whose tests can start a child that holds memory."""
+    pytester.path.joinpath("child.py").write_text(CHILD)
+    pytester.path.joinpath("children.py").write_text(PROJECT)
+    pytester.makeini("[pytest]\npythonpath = .\n")
+    return pytester
+
+
+def test_collect_only_starts_nothing(project: pytest.Pytester, inner: Inner) -> None:
+    """No keeper, no run folder, no server; and a budget that could not be held is no obstacle to listing."""
+    project.makepyfile("def test_it(vram_backend): pass\n")
+    for device in ("cpu", "vulkan:0"):
+        result = inner("--collect-only", "-q", "--vram-budget=1GB", f"--vram-device={device}")
+        assert result.ret == 0
+        result.stdout.fnmatch_lines(["*::test_it"])
+    assert not (project.path / ".vram").exists()
+
+
+def test_each_attempt_of_a_rerun_is_judged_by_itself(project: pytest.Pytester, inner: Inner) -> None:
+    """A first attempt over the budget and a second within it: rerun, then passed; both are in the report."""
+    pytest.importorskip("pytest_rerunfailures")
+    project.makepyfile(
+        """
+        import pathlib
+        from children import child
+
+        def test_it():
+            seen = pathlib.Path(__file__).parent / "seen"
+            first = not seen.exists()
+            seen.touch()
+            child(300 if first else 30)
+        """
+    )
+    result = inner("--vram-budget=200MB", "--vram-device=cpu", "--vram-report=out.json", "--reruns=1")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*1 passed*1 rerun*"])
+    tests = json.loads((project.path / "out.json").read_text())["tests"]
+    assert [(test["attempt"], test["outcome"]) for test in tests] == [(1, "failed"), (2, "passed")]
+    assert tests[0]["peak"]["host"]["bytes"] > 300e6
+    assert tests[1]["peak"]["host"]["bytes"] < 100e6
+
+
+def test_a_timeout_of_pytest_timeout_is_an_ordinary_failure(project: pytest.Pytester, inner: Inner) -> None:
+    """The test that was cut off fails, the next one is judged as usual."""
+    pytest.importorskip("pytest_timeout")
+    project.makepyfile(
+        """
+        import time
+        from children import child
+
+        def test_slow(): time.sleep(60)
+        def test_next(): child(300)
+        """
+    )
+    result = inner("--vram-budget=200MB", "--vram-device=cpu", "--timeout=1", "-o", "timeout_method=signal")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*Timeout*", "*200MB*"])
+
+
+def test_junit_tells_inconclusive_from_passed(project: pytest.Pytester, inner: Inner) -> None:
+    """An inconclusive test is skipped with its reason in JUnit's file, a failed one failed with the peak."""
+    project.makepyfile(
+        """
+        from children import child
+        from pytest_vram import max_vram
+
+        @max_vram("100MB", phase="never")
+        def test_open(): pass
+
+        @max_vram("100MB")
+        def test_large(): child(200)
+        """
+    )
+    inner("--vram-device=cpu", "--junitxml=junit.xml")
+    text = (project.path / "junit.xml").read_text()
+    assert 'skipped="1"' in text
+    assert 'failures="1"' in text
+    assert "inconclusive" in text
+
+
+def test_inconclusive_fails_where_missing_fails(project: pytest.Pytester, inner: Inner) -> None:
+    """--vram-missing=fail makes an undecided check a failure."""
+    project.makepyfile("from pytest_vram import max_vram\n\n@max_vram('100MB', phase='never')\ndef test_open(): pass\n")
+    inner("--vram-device=cpu", "--vram-missing=fail").assert_outcomes(failed=1)
+
+
+def test_reports_are_written_whole_or_not_at_all(project: pytest.Pytester, inner: Inner) -> None:
+    """A report path that cannot be written is said in one line and makes the run a usage error."""
+    project.makepyfile("def test_it(): pass\n")
+    result = inner("--vram-budget=1GB", "--vram-device=cpu", "--vram-report=no/such/folder/out.json")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stdout.fnmatch_lines(["*no/such/folder/out.json*"])
+
+
+def test_the_newest_ten_and_all_failed_runs_are_kept(project: pytest.Pytester, inner: Inner) -> None:
+    """Older passed run folders go; failed ones stay."""
+    runs = project.path / ".vram" / "runs"
+    runs.mkdir(parents=True)
+    for index in range(14):
+        folder = runs / f"20200101T0000{index:02d}Z-abc{index:03d}"
+        folder.mkdir()
+        verdict = "failed" if index == 3 else "passed"
+        (folder / "run.json").write_text(json.dumps({"exitstatus": int(index == 3), "run": {"verdict": verdict}}))
+    project.makepyfile("from children import child\n\ndef test_it(): child(20)\n")
+    inner("--vram-budget=1GB", "--vram-device=cpu").assert_outcomes(passed=1)
+    kept = sorted(folder.name for folder in runs.iterdir())
+    assert len(kept) == 11
+    assert any("abc003" in name for name in kept)
+    assert (project.path / ".vram" / ".gitignore").read_text() == "*\n"
