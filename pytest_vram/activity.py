@@ -165,7 +165,8 @@ def _check_budget(run: Run) -> None:
     place = run.settings.places["budget"]
     if run.settings.ranks["budget"] in ("command line", "environment"):
         raise pytest.UsageError(
-            f"pytest-vram: the budget {run.settings.budget.text} (from {place}) cannot be held: {reason}. Ways on: {WAYS_ON}."
+            f"pytest-vram: the budget {run.settings.budget.text} (from {place}) cannot be held: {reason}."
+            f" Ways on: {WAYS_ON}."
         )
     run.warnings.append(
         f"the budget {run.settings.budget.text} (from {place}) is not held: {reason}. Ways on: {WAYS_ON}."
@@ -191,6 +192,7 @@ class Activity:
     def __init__(self, run: Run, config: pytest.Config) -> None:
         self.run = run
         self.config = config
+        self._missing: str | None = None
 
     # ------------------------------------------------------------ collection
 
@@ -235,7 +237,9 @@ class Activity:
         if plan.needs_device and not self.run.measurable:
             reason = f"{Collector.UNMEASURED} {self.run.why_unmeasurable()}"
             if self.run.settings.missing == "fail":
-                raise Missing(f"{reason} (--vram-missing=fail makes this a failure)", pytrace=False)
+                # Raised before the set-up, yet a failure and no error: the collector shows it so.
+                self._missing = f"{reason} (--vram-missing=fail makes this a failure)"
+                pytest.fail(self._missing, pytrace=False)
             pytest.skip(reason)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -245,8 +249,9 @@ class Activity:
         """Judge the window in the call's report, or in the set-up's where that failed."""
         report = yield
         if call.when == "setup":
-            if isinstance(getattr(call.excinfo, "value", None), Missing):
+            if self._missing is not None:
                 report.vram = {"category": "failed"}  # type: ignore[attr-defined]
+                self._missing = None
             if report.passed:
                 return report
         if call.when == "teardown":
@@ -316,10 +321,6 @@ class Activity:
         """A worker says good-bye; the controller's end is the collector's work."""
         if self.run.worker:
             self.run.close()
-
-
-class Missing(pytest.fail.Exception):
-    """Nothing can be measured and ``--vram-missing=fail``: shown as a failure though raised before the set-up."""
 
 
 def _representation(item: pytest.Item, message: str) -> Any:

@@ -5,7 +5,6 @@ Standard library and pytest only: the plugin imports this module at load.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,14 +32,13 @@ def fail(error: VramError) -> None:
 
 
 @pytest.fixture
-def vram(request: pytest.FixtureRequest) -> Iterator[Meter]:
+def vram(request: pytest.FixtureRequest) -> Meter:
     """The meter of this test: ``peak``, ``now()``, ``idle()``, ``phase(name)``, ``readings``; figures in bytes."""
     try:
-        meter = run_of(request.config).meter()
+        return run_of(request.config).meter()
     except VramError as error:
         fail(error)
         raise
-    yield meter
 
 
 @pytest.fixture

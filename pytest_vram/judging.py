@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_vram import checks
-from pytest_vram.backends import RunningBackend
+from pytest_vram.backends.pool import RunningBackend
 from pytest_vram.checks.finding import Finding
 from pytest_vram.keeper.messages import Closed
 from pytest_vram.ledger import Ledger, combined

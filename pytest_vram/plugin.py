@@ -58,7 +58,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         elif name in ("save", "compare"):
             more = {"nargs": "?", "const": ""}
         group.addoption(option, dest=f"vram_{name}", metavar=metavar, default=None, help=help_, **more)
-        parser.addini(f"vram_{name}", help_, type="linelist" if name == "report" else "string", default=None)
+        if name == "report":
+            parser.addini(f"vram_{name}", help_, type="linelist", default=None)
+        else:
+            parser.addini(f"vram_{name}", help_, type="string", default=None)
 
 
 def pytest_configure(config: pytest.Config) -> None:

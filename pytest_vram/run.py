@@ -11,14 +11,14 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from pytest_vram import markers, measure, specfile
-from pytest_vram.backends import Pool, RunningBackend
+from pytest_vram.backends.pool import Pool, RunningBackend
 from pytest_vram.backends.base import PlanContext
 from pytest_vram.errors import BadMarker, KeeperError, KeeperLost, KeeperUnavailable
 from pytest_vram.keeper import KeeperClient, ensure, socket_path, start_time
@@ -422,7 +422,7 @@ class Meter:
         return self._keep(figures.run)
 
     @contextlib.contextmanager
-    def phase(self, name: str) -> Iterable[None]:  # type: ignore[misc]
+    def phase(self, name: str) -> Iterator[None]:
         """Name a part of the test, so that its peak is reported and can be limited by ``max_vram(phase=name)``."""
         assert self._attempt.window is not None
         opened = self._run.call(Open(kind="phase", name=name, parent=self._attempt.window))
