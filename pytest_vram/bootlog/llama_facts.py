@@ -28,6 +28,10 @@ def _switch(word: str) -> bool | None:
     return {"enabled": True, "true": True, "1": True, "disabled": False, "false": False, "0": False}.get(word)
 
 
+def _flash(word: str) -> str:
+    return {"1": "enabled", "0": "disabled"}.get(word, word)
+
+
 Rule = tuple[str, str, tuple[str, ...], Callable[..., Any]]
 #: (needle that a line must hold, pattern, facts of its groups, conversion).
 _RULES: tuple[Rule, ...] = (
@@ -50,13 +54,13 @@ _RULES: tuple[Rule, ...] = (
     ("n_ctx_per_seq ", r"\bn_ctx_per_seq\s+= (\d+)", ("context_per_slot",), count),
     ("n_batch ", r"\bn_batch\s+= (\d+)", ("batch",), count),
     ("n_ubatch", r"\bn_ubatch\s+= (\d+)", ("ubatch",), count),
-    ("flash_attn ", r"\bflash_attn\s+= (enabled|disabled|0|1)\s*$", ("flash_attention",), _switch),
-    ("lash ", r"\bFlash Attention enabled", ("flash_attention",), lambda: True),
+    ("flash_attn ", r"\bflash_attn\s+= (enabled|disabled|0|1)\s*$", ("flash_attention",), _flash),
+    ("lash ", r"\bFlash Attention enabled", ("flash_attention",), lambda: "enabled"),
     (
         "lash ",
         r"\bFlash Attention.*(?:set to disabled|not supported)",
         ("flash_attention",),
-        lambda: False,
+        lambda: "disabled",
     ),
     ("kv_unified", r"\bkv_unified\s+= (true|false)", ("kv_unified",), _switch),
     ("reserve took", r"\breserve took (\d{1,12}(?:\.\d{1,6})?) ms", ("reserve_seconds",), _milliseconds),

@@ -1,1 +1,27 @@
-"""TODO."""
+"""What must hold: pure functions, figures and limits in, a :class:`Finding` or ``None`` out.
+
+A check that holds returns ``None``. Evidence that does not decide is ``inconclusive``, which never passes.
+"""
+
+from pytest_vram.checks.applied import judge_applied, judge_context, judge_layers, judge_loaded
+from pytest_vram.checks.breakdown import ledger_table
+from pytest_vram.checks.budget import judge_peak, tightest
+from pytest_vram.checks.finding import Finding, Verdict
+from pytest_vram.checks.host import judge_host
+from pytest_vram.checks.idle import judge_idle_rollback
+from pytest_vram.checks.throughput import judge_rate
+
+__all__ = [
+    "Finding",
+    "Verdict",
+    "judge_applied",
+    "judge_context",
+    "judge_host",
+    "judge_idle_rollback",
+    "judge_layers",
+    "judge_loaded",
+    "judge_peak",
+    "judge_rate",
+    "ledger_table",
+    "tightest",
+]

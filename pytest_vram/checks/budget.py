@@ -1,0 +1,295 @@
+"""Peak memory against a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from pytest_vram.checks.breakdown import ledger_table
+from pytest_vram.checks.finding import Finding, Verdict
+from pytest_vram.checks.wording import amount, block, device, provenance, surroundings
+from pytest_vram.keeper.messages import Closed
+from pytest_vram.ledger import Ledger
+from pytest_vram.readings import Measured, Reading, Unmeasurable
+from pytest_vram.spec import Limits
+from pytest_vram.units import card_hint, mib, with_mib
+
+Scope = Literal["run", "backend", "process", "device"]
+Over = Literal["total", "baseline"]
+SUM = "sum"
+_NOTHING = "no device was measured in this window"
+
+
+def tightest(
+    budget: Limits | None,
+    budget_from: str,
+    marker: Limits | None,
+    marker_from: str,
+    *,
+    labels: Sequence[str] = (),
+) -> tuple[Limits, str, str]:
+    """The smaller of a budget and a marker's limit, device by device, with the check and the place to name.
+
+    :param labels: devices that were measured.
+    :returns: limits, check (``vram_budget`` or ``max_vram``) and where they were written; where each of the two is
+        the smaller one somewhere, the place says which holds where and the check is ``max_vram``.
+    :raises ValueError: when there is neither.
+    """
+    if budget is None or marker is None:
+        if budget is not None:
+            return budget, "vram_budget", budget_from
+        if marker is not None:
+            return marker, "max_vram", marker_from
+        raise ValueError("neither a budget nor a marker's limit")
+    known = dict.fromkeys((*labels, *budget.by_label, *marker.by_label))
+    by_label: dict[str, int] = {}
+    places: dict[str, str] = {}
+    for label in known:
+        found = _smaller(budget.of(label), budget_from, marker.of(label), marker_from)
+        if found is not None:
+            by_label[label], places[label] = found
+    total = _smaller(budget.total, budget_from, marker.total, marker_from)
+    if total is not None:
+        places[SUM] = total[1]
+    each = _smaller(budget.each, budget_from, marker.each, marker_from)
+    limits = Limits(
+        text=" and ".join(dict.fromkeys((marker.text, budget.text))),
+        each=None if each is None else each[0],
+        by_label=by_label,
+        total=None if total is None else total[0],
+    )
+    winners = set(places.values()) or {marker_from}
+    if winners == {budget_from}:
+        return budget, "vram_budget", budget_from
+    if winners == {marker_from}:
+        return msgspec.structs.replace(limits, text=marker.text), "max_vram", marker_from
+    return limits, "max_vram", "; ".join(f"{label}: {place}" for label, place in places.items())
+
+
+def _smaller(budget: int | None, budget_from: str, marker: int | None, marker_from: str) -> tuple[int, str] | None:
+    if marker is None:
+        return None if budget is None else (budget, budget_from)
+    return (marker, marker_from) if budget is None or marker <= budget else (budget, budget_from)
+
+
+class _Case(NamedTuple):
+    """One limit and the figure that it is for; the device is ``sum`` for the sum over devices."""
+
+    device: str
+    limit: int
+    figure: Measured
+
+
+def judge_peak(
+    closed: Closed,
+    *,
+    check: str,
+    limits: Limits,
+    limit_from: str,
+    scope: str = "run",
+    over: str = "total",
+    phase: str | None = None,
+    ledger: Ledger | None = None,
+) -> Finding | None:
+    """Hold the peak of a window against ``limits``.
+
+    The limit holds on a device when the upper end of its peak is within it, and fails when the lower end is over it;
+    anything else, a figure that could not be measured, or a window whose measurement had trouble, is inconclusive.
+    The sum over devices is the sum of their peaks, which need not have fallen at the same moment: it is the memory
+    that the cards must have together.
+
+    :param scope: ``run``, ``backend``, ``process`` or ``device``. :param over: ``total``, or ``baseline`` for the
+        rise over what was held when the window opened. :param phase: judge the peak of this phase alone.
+    :param ledger: memory breakdown to explain the peak with.
+    :returns: ``None`` where every limit holds, else one finding for the gravest case whose text has all of them.
+    """
+    figures, problem = _figures(closed, scope, over, phase)
+    found: list[tuple[Verdict, _Case]] = []
+    for case in _cases(limits, figures, problem):
+        verdict = _verdict(case, closed)
+        if verdict is not None:
+            found.append((verdict, case))
+    if not found:
+        return None
+    found.sort(key=lambda item: (item[0] != "failed", -_excess(item[1])))
+    verdict, worst = found[0]
+    what = _what(scope, over, phase)
+    parts = [_case_text(v, case, what, limit_from, closed, ledger) for v, case in found]
+    if ledger is not None:
+        parts.append("\n".join(ledger_table(ledger)))
+    return Finding(
+        check=check,
+        verdict=verdict,
+        section="VRAM over its limit" if verdict == "failed" else "VRAM limit undecided",
+        text="\n\n".join(parts),
+        device=worst.device,
+        measured=worst.figure,
+        limit=worst.limit,
+        limit_from=limit_from,
+    )
+
+
+def _excess(case: _Case) -> int:
+    return case.figure.bytes - case.limit if isinstance(case.figure, Reading) else 0
+
+
+# ---------------------------------------------------------------- figures
+
+
+def _figures(closed: Closed, scope: str, over: str, phase: str | None) -> tuple[Mapping[str, Measured], str]:
+    tables: dict[str, tuple[dict[str, Measured], dict[str, Measured] | None]] = {
+        "run": (closed.run, closed.baseline),
+        "backend": (closed.backend, closed.baseline_backend),
+        "process": (closed.process, None),
+        "device": (closed.device, None),
+    }
+    if scope not in tables:
+        raise ValueError(f"{scope!r} is not a scope")
+    peaks, baselines = tables[scope]
+    problem = _NOTHING if scope == "run" else f"nothing was measured in scope {scope!r}"
+    if phase is not None:
+        if phase not in closed.phases:
+            seen = ", ".join(closed.phases) or "none"
+            return {}, f"phase {phase!r} did not occur in this window (phases seen: {seen})"
+        peaks = closed.phases[phase]
+        problem = f"nothing was measured in phase {phase!r}"
+    if over == "total":
+        return peaks, problem
+    return {label: _rise(label, peak, baselines, scope) for label, peak in peaks.items()}, problem
+
+
+def _rise(label: str, peak: Measured, baselines: Mapping[str, Measured] | None, scope: str) -> Measured:
+    """Peak minus baseline as an interval: ends combine so that the true rise lies between."""
+    if baselines is None:
+        return Unmeasurable(reason=f"scope {scope!r} has no baseline: use over='total', or scope 'run' or 'backend'")
+    base = baselines.get(label)
+    if base is None:
+        # A backend that did not run yet when the window opened held nothing.
+        base = Reading(bytes=0, source="none", scope=scope, device=label, exact=True) if scope == "backend" else None
+    if base is None:
+        return Unmeasurable(reason=f"no baseline of {label} was read when the window opened", device=label)
+    if isinstance(peak, Unmeasurable):
+        return peak
+    if isinstance(base, Unmeasurable):
+        return Unmeasurable(reason=f"the baseline could not be measured: {base.reason}", device=label)
+    low, high = max(0, peak.bytes - base.upper), max(0, peak.upper - base.bytes)
+    return msgspec.structs.replace(
+        peak, bytes=low, at_most=high if high != low else None, exact=peak.exact and base.exact
+    )
+
+
+def _cases(limits: Limits, figures: Mapping[str, Measured], problem: str) -> list[_Case]:
+    cases = [
+        _Case(label, limit, figure) for label, figure in figures.items() if (limit := limits.of(label)) is not None
+    ]
+    for label, limit in limits.by_label.items():
+        if label not in figures:
+            known = ", ".join(figures) or "none"
+            reason = f"{label} was not measured (measured devices: {known})" if figures else problem
+            cases.append(_Case(label, limit, Unmeasurable(reason=reason, device=label)))
+    if limits.each is not None and not figures and not limits.by_label:
+        cases.append(_Case("every device", limits.each, Unmeasurable(reason=problem)))
+    if limits.total is not None:
+        cases.append(_Case(SUM, limits.total, _sum(figures, problem)))
+    return cases
+
+
+def _sum(figures: Mapping[str, Measured], problem: str) -> Measured:
+    low = high = 0
+    exact = True
+    sources: dict[str, None] = {}
+    if not figures:
+        return Unmeasurable(reason=problem)
+    scope = ""
+    for label, figure in figures.items():
+        if isinstance(figure, Unmeasurable):
+            return Unmeasurable(reason=f"{label}: {figure.reason}", device=SUM)
+        low, high, exact = low + figure.bytes, high + figure.upper, exact and figure.exact
+        sources[figure.source] = None
+        scope = figure.scope
+    return Reading(
+        bytes=low,
+        at_most=high if high != low else None,
+        source="+".join(sources),
+        scope=scope,
+        device=SUM,
+        exact=exact,
+        note=f"sum of the peaks of {', '.join(figures)}" if len(figures) > 1 else None,
+    )
+
+
+def _verdict(case: _Case, closed: Closed) -> Verdict | None:
+    figure = case.figure
+    if isinstance(figure, Unmeasurable):
+        return "inconclusive"
+    if figure.bytes > case.limit:
+        return "failed"
+    if figure.upper > case.limit or closed.trouble:
+        return "inconclusive"
+    return None
+
+
+# ---------------------------------------------------------------- words
+
+
+def _what(scope: str, over: str, phase: str | None) -> str:
+    words = "rise over the baseline" if over == "baseline" else "peak"
+    whose = {
+        "run": "of this run",
+        "backend": "of the test's backends",
+        "process": "of the test's own process",
+        "device": "of the whole device, everyone included",
+    }[scope]
+    return f"{words} {whose}" + (f" in phase {phase!r}" if phase else "")
+
+
+def _case_text(verdict: Verdict, case: _Case, what: str, limit_from: str, closed: Closed, ledger: Ledger | None) -> str:
+    figure, limit = case.figure, case.limit
+    rows: list[tuple[str, str]] = []
+    if case.device not in (SUM, "every device"):
+        rows.append(("device", device(case.device, ledger)))
+    rows.append(("limit", f"{with_mib(limit)}, from {limit_from}"))
+    if isinstance(figure, Unmeasurable):
+        rows.append(("reason", figure.reason))
+        rows.append(("what settles it", "a device or source that can be read here: `vram doctor` says what can"))
+        return block(f"The {what} could not be measured, so the limit {with_mib(limit)} is undecided.", rows)
+    rows.append(("reading", provenance(figure)))
+    if verdict == "failed":
+        title = f"The {what} is {amount(figure)}, {mib(figure.bytes - limit)} over the limit {with_mib(limit)}."
+        hint = card_hint(figure.bytes, limit)
+        if hint is not None:
+            rows.append(("hint", hint))
+    elif figure.upper > limit:
+        title = f"The {what} is {amount(figure)}, and the limit {with_mib(limit)} lies in between: undecided."
+        rows.append(
+            (
+                "what settles it",
+                f"a limit of at least {mib(figure.upper)} or below {mib(figure.bytes)}, an exact source"
+                " (`vram doctor` lists them), or a test that runs alone and with fewer processes",
+            )
+        )
+    else:
+        title = (
+            f"The {what} read is {amount(figure)}, within the limit {with_mib(limit)}, but its measurement had trouble."
+        )
+        rows.append(("what settles it", "a run without that trouble"))
+    rows.extend(_largest(case.device, ledger))
+    rows.extend(surroundings(closed, None if case.device == SUM else case.device))
+    return block(title, rows)
+
+
+def _largest(label: str, ledger: Ledger | None) -> list[tuple[str, str]]:
+    if ledger is None:
+        return [("largest bucket", "unknown: no backend of this test printed its buffers")]
+    if label == SUM:
+        sums = {bucket: sum(row.values()) for bucket, row in ledger.buckets().items() if bucket != "unattributed"}
+        best = max(sums.items(), key=lambda item: item[1], default=None)
+        found = None if best is None else (str(best[0]), best[1])
+    else:
+        largest = ledger.largest(label)
+        found = None if largest is None else (str(largest[0]), largest[1])
+    if found is None:
+        return [("largest bucket", "unknown: the engine's log has no buffer sizes for this device")]
+    return [("largest bucket", f"{found[0]} with {mib(found[1])}")]

@@ -1,0 +1,50 @@
+"""Decode rate against a floor."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from pytest_vram.checks.finding import Finding
+
+
+def judge_rate(
+    rates: Sequence[float | None],
+    floor: float,
+    *,
+    check: str = "min_tokens_per_second",
+    limit_from: str,
+) -> Finding | None:
+    """Hold the median decode rate of a test's requests against ``floor``, both in tokens per second.
+
+    :param rates: one per request; ``None`` where a request has no rate.
+    :returns: ``None`` where the median is at least the floor; inconclusive where no request has a rate.
+    """
+    known = sorted(rate for rate in rates if rate is not None and math.isfinite(rate) and rate > 0)
+    missing = len(rates) - len(known)
+    if not known:
+        what = "the test made no requests" if not rates else f"none of the {len(rates)} requests has a decode rate"
+        return Finding(
+            check=check,
+            verdict="inconclusive",
+            section="throughput undecided",
+            text=f"The decode rate could not be measured: {what}. The floor is {floor:g} tokens/s, from {limit_from}.",
+            limit_from=limit_from,
+        )
+    median = statistics.median(known)
+    if median >= floor:
+        return None
+    without = f"; {missing} more had no rate" if missing else ""
+    return Finding(
+        check=check,
+        verdict="failed",
+        section="throughput under its floor",
+        text=(
+            f"The median decode rate is {median:.2f} tokens/s, under the floor of {floor:g} tokens/s from {limit_from}.\n"
+            f"  {len(known)} requests, from {known[0]:.2f} to {known[-1]:.2f} tokens/s{without}\n"
+            "  A rate that falls to a fraction at once usually means layers or cache in host memory:"
+            " look at the layers on the device and at the memory breakdown."
+        ),
+        limit_from=limit_from,
+    )

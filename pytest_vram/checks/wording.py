@@ -1,0 +1,84 @@
+"""How checks say figures, limits and places: short lines that a reader of a build log can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_vram.keeper.messages import Closed, Share
+from pytest_vram.ledger import Ledger
+from pytest_vram.readings import Reading
+from pytest_vram.units import mib
+
+HOST = "host"
+STAND_IN = "host memory stands in for VRAM"
+_SHOWN = 5
+
+
+def device(label: str, ledger: Ledger | None) -> str:
+    """A device's label with its name, and what it stands in for where it is host memory."""
+    name = ledger.devices.get(label) if ledger is not None else None
+    if label == HOST:
+        return f"host ({STAND_IN})"
+    return label if name is None or name == label else f"{label} = {name}"
+
+
+def amount(reading: Reading) -> str:
+    """The figure, or both ends where it is an interval."""
+    if reading.upper == reading.bytes:
+        return mib(reading.bytes)
+    return f"between {mib(reading.bytes)} and {mib(reading.upper)}"
+
+
+def provenance(reading: Reading) -> str:
+    """Source of a figure, and how far it can be trusted."""
+    parts = [reading.source]
+    if reading.upper != reading.bytes:
+        parts.append("known to lie in this interval")
+    elif reading.exact:
+        parts.append("exact: this source cannot miss a peak")
+    else:
+        parts.append("not exact: a peak between two reads can be missed")
+    if reading.samples:
+        every = "" if reading.interval_ms is None else f", one every {reading.interval_ms:.1f} ms"
+        parts.append(f"{reading.samples:,} samples{every}")
+    if reading.note:
+        parts.append(reading.note)
+    return "; ".join(parts)
+
+
+def holders(shares: Sequence[Share], label: str | None) -> str | None:
+    """Who held what on a device, largest first."""
+    found = sorted((s for s in shares if label is None or s.device == label), key=lambda s: -s.bytes)
+    if not found:
+        return None
+    texts = [
+        f"{share.name} (PID {share.pid}{f', backend {share.backend}' if share.backend else ''}) {mib(share.bytes)}"
+        for share in found[:_SHOWN]
+    ]
+    if len(found) > _SHOWN:
+        texts.append(f"{len(found) - _SHOWN} more")
+    return ", ".join(texts)
+
+
+def surroundings(closed: Closed, label: str | None) -> list[tuple[str, str]]:
+    """What else a reader must know of a window: who held the memory, what overlapped, what went wrong."""
+    rows: list[tuple[str, str]] = []
+    if closed.boot:
+        rows.append(
+            ("boot", "reached while the backend started; a boot peak counts for every test that uses the backend")
+        )
+    held = holders(closed.shares, label)
+    if held is not None:
+        rows.append(("held by", held))
+    if closed.overlapped:
+        shown = ", ".join(closed.overlapped[:_SHOWN])
+        more = f" and {len(closed.overlapped) - _SHOWN} more" if len(closed.overlapped) > _SHOWN else ""
+        rows.append(("at the same time", f"{shown}{more} (tests that share a backend or device share its peak)"))
+    rows.extend(("trouble", sentence) for sentence in closed.trouble)
+    return rows
+
+
+def block(title: str, rows: Sequence[tuple[str, str]]) -> str:
+    """A sentence and the rows below it, in two columns."""
+    width = max((len(name) for name, _ in rows), default=0)
+    return "\n".join([title, *(f"  {name.ljust(width)}  {text}" for name, text in rows)])
