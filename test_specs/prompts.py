@@ -57,7 +57,7 @@ def counted(reply: Reply) -> int:
 
 def lengths(backend: RunningBackend) -> Lengths:
     """Measure, once per server, what a word and the chat template cost."""
-    key = (backend.name, backend.generation)
+    key = (backend.key, backend.generation)
     if key not in _known:
         short, longer = (
             counted(backend.client.chat(text(words), max_tokens=1, temperature=0)) for words in (_SHORT, _LONGER)
@@ -81,8 +81,11 @@ def ubatch(backend: RunningBackend) -> int:
 
 
 def rate(backend: RunningBackend) -> float:
-    """Prompt tokens per second over a prompt of one full ubatch and a little (at most half of the context), measured once per server."""
-    key = (backend.name, backend.generation)
+    """Prompt tokens per second, measured once per server.
+
+    The prompt is one full ubatch and a little, at most half of the context.
+    """
+    key = (backend.key, backend.generation)
     if key not in _rates:
         size = lengths(backend)
         context = backend.asked.get("context")
