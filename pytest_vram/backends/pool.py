@@ -23,8 +23,6 @@ from pytest_vram.ledger import Ledger
 from pytest_vram.readings import Reading
 from pytest_vram.spec import BackendSpec, LaunchPlan, OptionValue
 
-#: Seconds beyond a boot's own timeout that the keeper may need to stop what was there before and to answer.
-GRACE = 60.0
 #: Seconds that a lost connection waits for the keeper to notice the death of the server.
 FATE_WAIT = 1.0
 
@@ -193,7 +191,7 @@ class RunningBackend:
     def restart(self) -> None:
         """Stop the server and start it again; this object then stands for the new generation."""
         request = Restart(key=self.key, window=self._pool.window())
-        reply = self._pool.keeper.call(request, timeout=self.spec.boot_timeout + GRACE)
+        reply = self._pool.keeper.call(request)
         self._refresh(_running(reply, "a restart"))
 
 
@@ -257,7 +255,7 @@ class Pool:
         """
         plan = self.plan(spec)
         request = Acquire(plan=plan, window=self.window())
-        running = _running(self.keeper.call(request, timeout=plan.boot_timeout + GRACE), "a request for a server")
+        running = _running(self.keeper.call(request), "a request for a server")
         known = self._backends.get(running.key)
         if known is None:
             known = self._backends[running.key] = RunningBackend(self, spec, plan, running)
