@@ -9,7 +9,8 @@ import pytest
 from pytest_vram.backends.base import CAPABILITIES
 
 if TYPE_CHECKING:
-    from pytest_vram.backends import RunningBackend
+    from pytest_vram.backends import Pool, RunningBackend
+    from pytest_vram.checks import Finding
 
 
 def need(backend: RunningBackend, *capabilities: str) -> None:
@@ -33,3 +34,18 @@ def context_per_slot(backend: RunningBackend) -> int:
     slots = backend.asked.get("slots")
     shared = backend.boot.facts.get("kv_unified") is True
     return asked(backend, "context") // (slots if isinstance(slots, int) and slots > 0 and not shared else 1)
+
+
+def on_host_only(backends: Pool) -> bool:
+    """Whether host memory stands in for VRAM in this run, so that no device takes layers."""
+    devices = backends.context.devices
+    return bool(devices) and all(device.kind == "cpu" for device in devices)
+
+
+def hold(finding: Finding | None) -> None:
+    """End the test as a check found: it holds, it does not, or the evidence does not decide, which never passes."""
+    if finding is None:
+        return
+    if finding.verdict == "failed":
+        pytest.fail(finding.text, pytrace=False)
+    pytest.skip(f"inconclusive: {finding.text}")

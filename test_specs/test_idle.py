@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from pytest_vram.backends import engine
-from pytest_vram.readings import Reading
-from pytest_vram.units import MIB, mib
+from pytest_vram.checks import judge_idle_rollback
+from pytest_vram.units import MIB
 
 from . import prompts
-from .requirements import context_per_slot, need
+from .requirements import context_per_slot, hold, need
 
 if TYPE_CHECKING:
     from pytest_vram.backends import Pool
@@ -31,8 +29,6 @@ def test_idle_memory_returns_after_five_turns(vram: Meter, vram_backends: Pool) 
     largest = min(context_per_slot(backend) - 32, prompts.affordable(backend))
     backend.client.chat(prompts.text(size.words_for(largest)), max_tokens=1, temperature=0)
     before = vram.idle()
-    if not isinstance(before, Reading):
-        pytest.skip(f"idle memory could not be measured: {before.reason}")
 
     messages: list[dict[str, str]] = []
     for turn in range(1, TURNS + 1):
@@ -40,10 +36,4 @@ def test_idle_memory_returns_after_five_turns(vram: Meter, vram_backends: Pool) 
         reply = backend.client.chat(messages, max_tokens=8)
         messages.append({"role": "assistant", "content": reply.text})
 
-    after = vram.idle()
-    assert isinstance(after, Reading), f"idle memory after {TURNS} turns could not be measured: {after.reason}"
-    growth = after.upper - before.bytes
-    assert growth <= TOLERANCE, (
-        f"idle memory is {mib(after.upper)} after {TURNS} turns and was {mib(before.bytes)} after the largest prompt:"
-        f" it grew by {mib(growth)}, more than {mib(TOLERANCE)} (source {after.source})"
-    )
+    hold(judge_idle_rollback(before, vram.idle(), TOLERANCE, limit_from="the suite"))
