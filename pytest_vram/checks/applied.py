@@ -15,6 +15,7 @@ from pytest_vram.spec import OptionValue
 CONTEXT_STEP = 256
 #: Counts that may be asked for as "all", or as more than there are.
 _EVERYTHING = ("all", "max")
+_SWITCHES = {"on": True, "true": True, "enabled": True, "off": False, "false": False, "disabled": False}
 
 
 def judge_applied(
@@ -59,7 +60,9 @@ def judge_context(
     asked: int, facts: Mapping[str, Any], *, properties: Properties | None = None, check: str = "context"
 ) -> Finding | None:
     """Hold the context that is served against the context asked for, in tokens; a longer one by rounding is fine."""
-    found = {name: source for name, source in (("boot log", facts.get("context")),) if source is not None}
+    found: dict[str, int] = {}
+    if isinstance(facts.get("context"), int):
+        found["boot log"] = facts["context"]
     if properties is not None and properties.context is not None:
         found["running server"] = properties.context
     if not found:
@@ -80,13 +83,8 @@ def judge_layers(asked: int | str | None, facts: Mapping[str, Any], *, check: st
     """
     for name in ("layers_offloaded", "layers_offloadable", "layers_on_device_real"):
         if facts.get(name) is None:
-            return _finding(
-                check,
-                "inconclusive",
-                "layers not provable",
-                f"The boot log does not say {name}: raise its verbosity.",
-                [],
-            )
+            title = f"The boot log does not say {name}: raise the engine's log verbosity."
+            return _finding(check, "inconclusive", "layers not provable", title, [])
     total = int(facts["layers_offloadable"])
     real = int(facts["layers_on_device_real"])
     want = total if asked is None or asked in _EVERYTHING else min(int(asked), total)
@@ -116,9 +114,8 @@ def judge_loaded(at_start: Measured, at_ready: Measured, *, check: str = "loaded
     if at_ready.upper <= at_start.bytes:
         title = "The server holds no more memory when it is ready than when it started: nothing was loaded by it."
         return _finding(check, "failed", "nothing was loaded", title, rows)
-    return _finding(
-        check, "inconclusive", "load not provable", "Memory at start and at ready cannot be told apart.", rows
-    )
+    title = "The server's memory at start and at ready cannot be told apart."
+    return _finding(check, "inconclusive", "load not provable", title, rows)
 
 
 # ---------------------------------------------------------------- comparing
@@ -149,9 +146,7 @@ def _plain(value: object) -> object:
     """Values in one spelling: ``on``, ``true``, ``enabled`` and 1 say the same, as do ``F16`` and ``f16``."""
     if isinstance(value, str):
         word = value.strip().lower()
-        return {"on": True, "true": True, "enabled": True, "off": False, "false": False, "disabled": False}.get(
-            word, word
-        )
+        return _SWITCHES.get(word, word)
     return value
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pytest_vram.checks.wording import HOST, STAND_IN
-from pytest_vram.ledger import Ledger
+from pytest_vram.ledger import Bucket, Ledger
 from pytest_vram.units import MIB, mib
 
 _PER_BLOCK = 4
@@ -34,19 +34,14 @@ def _labels(ledger: Ledger) -> list[str]:
     return sorted(used - {HOST}, key=lambda label: (len(label), label)) + ([HOST] if HOST in used else [])
 
 
-def _block(
-    ledger: Ledger,
-    buckets: dict[str, dict[str, int]] | dict,
-    labels: Sequence[str],
-    width: int,  # type: ignore[type-arg]
-) -> list[str]:
+def _block(ledger: Ledger, buckets: Mapping[Bucket, Mapping[str, int]], labels: Sequence[str], width: int) -> list[str]:
     first = max(18, min(36, width - 12 * len(labels) - 2))
     explained, total = ledger.explained(), ledger.total()
 
     def row(name: str, cells: Sequence[str]) -> str:
         return f"  {name.ljust(first)}" + "".join(cell.rjust(12) for cell in cells)
 
-    def figures(table: dict[str, int]) -> list[str]:
+    def figures(table: Mapping[str, int]) -> list[str]:
         return [_cell(table[label]) if label in table else _NONE for label in labels]
 
     lines = [f"{'memory breakdown (ledger), MiB'.ljust(first + 2)}" + "".join(label.rjust(12) for label in labels)]

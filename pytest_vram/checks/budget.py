@@ -257,7 +257,8 @@ def _case_text(verdict: Verdict, case: _Case, what: str, limit_from: str, closed
         return block(f"The {what} could not be measured, so the limit {with_mib(limit)} is undecided.", rows)
     rows.append(("reading", provenance(figure)))
     if verdict == "failed":
-        title = f"The {what} is {amount(figure)}, {mib(figure.bytes - limit)} over the limit {with_mib(limit)}."
+        least = "" if figure.upper == figure.bytes else "at least "
+        title = f"The {what} is {amount(figure)}, {least}{mib(figure.bytes - limit)} over the limit {with_mib(limit)}."
         hint = card_hint(figure.bytes, limit)
         if hint is not None:
             rows.append(("hint", hint))

@@ -33,9 +33,7 @@ def judge_host(
             check=check,
             verdict="inconclusive",
             section="host memory limit undecided",
-            text=block(
-                f"The host memory of the backend could not be measured: the limit {with_mib(limit)} is open.", rows
-            ),
+            text=block("The host memory of the backend could not be measured, so its limit is undecided.", rows),
             device=HOST,
             measured=figure,
             limit=limit,
@@ -50,10 +48,12 @@ def judge_host(
         rows.append(("largest bucket", f"{largest[0]} with {mib(largest[1])} on the host"))
     rows.extend(surroundings(closed, HOST))
     if failed:
-        over = mib(figure.bytes - limit)
+        over = f"{'' if figure.upper == figure.bytes else 'at least '}{mib(figure.bytes - limit)}"
         title = f"The host peak of the backend is {amount(figure)}, {over} over the limit {with_mib(limit)}."
     elif figure.upper > limit:
-        title = f"The host peak of the backend is {amount(figure)}, and the limit {with_mib(limit)} lies in between: undecided."
+        title = (
+            f"The host peak of the backend is {amount(figure)}; the limit {with_mib(limit)} lies in between: undecided."
+        )
         rows.append(("what settles it", f"a limit of at least {mib(figure.upper)}, or a backend with fewer processes"))
     else:
         title = f"The host peak read is {amount(figure)}, within {with_mib(limit)}, but its measurement had trouble."

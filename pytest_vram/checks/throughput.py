@@ -41,7 +41,7 @@ def judge_rate(
         verdict="failed",
         section="throughput under its floor",
         text=(
-            f"The median decode rate is {median:.2f} tokens/s, under the floor of {floor:g} tokens/s from {limit_from}.\n"
+            f"The median decode rate is {median:.2f} tokens/s, under the floor of {floor:g} from {limit_from}.\n"
             f"  {len(known)} requests, from {known[0]:.2f} to {known[-1]:.2f} tokens/s{without}\n"
             "  A rate that falls to a fraction at once usually means layers or cache in host memory:"
             " look at the layers on the device and at the memory breakdown."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from pytest_vram.keeper.messages import Closed, Share
@@ -12,6 +13,7 @@ from pytest_vram.units import mib
 HOST = "host"
 STAND_IN = "host memory stands in for VRAM"
 _SHOWN = 5
+_WIDTH = 100
 
 
 def device(label: str, ledger: Ledger | None) -> str:
@@ -64,9 +66,7 @@ def surroundings(closed: Closed, label: str | None) -> list[tuple[str, str]]:
     """What else a reader must know of a window: who held the memory, what overlapped, what went wrong."""
     rows: list[tuple[str, str]] = []
     if closed.boot:
-        rows.append(
-            ("boot", "reached while the backend started; a boot peak counts for every test that uses the backend")
-        )
+        rows.append(("boot", "reached while the backend started, which counts for every test that uses it"))
     held = holders(closed.shares, label)
     if held is not None:
         rows.append(("held by", held))
@@ -81,4 +81,17 @@ def surroundings(closed: Closed, label: str | None) -> list[tuple[str, str]]:
 def block(title: str, rows: Sequence[tuple[str, str]]) -> str:
     """A sentence and the rows below it, in two columns."""
     width = max((len(name) for name, _ in rows), default=0)
-    return "\n".join([title, *(f"  {name.ljust(width)}  {text}" for name, text in rows)])
+    lines = [title]
+    for name, text in rows:
+        head = f"  {name.ljust(width)}  "
+        lines.extend(
+            textwrap.wrap(
+                text,
+                _WIDTH,
+                initial_indent=head,
+                subsequent_indent=" " * len(head),
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        )
+    return "\n".join(lines)

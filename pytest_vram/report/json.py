@@ -1,0 +1,62 @@
+"""The run report as a JSON document, and the schemas of what is published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pytest_vram import journal
+from pytest_vram.errors import BadInput
+from pytest_vram.report.records import FORMAT, RunReport
+
+SCHEMA_FOLDER = Path(__file__).with_name("schema")
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def encode(report: RunReport) -> bytes:
+    """The report as indented JSON with a line feed at the end."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+
+
+def decode(data: bytes, *, origin: str = "the report") -> RunReport:
+    """Read a report back.
+
+    :raises BadInput: not a report, or one of another version.
+    """
+    try:
+        found = msgspec.json.decode(data, type=RunReport)
+    except msgspec.DecodeError as error:
+        raise BadInput(f"{origin} is not a run report: {error}") from None
+    if found.format != FORMAT:
+        raise BadInput(f"{origin} has format {found.format!r}; this version reads {FORMAT!r}")
+    return found
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    """File name in ``report/schema/`` → JSON schema, generated from the data model."""
+    report = msgspec.json.schema(RunReport)
+    line = {
+        "title": "One line of journal.jsonl",
+        "type": "object",
+        "required": ["v", "t", "kind"],
+        "properties": {
+            "v": {"const": journal.VERSION, "description": "version of the format"},
+            "t": {"type": "integer", "minimum": 0, "description": "CLOCK_MONOTONIC in nanoseconds"},
+            "kind": {"oneOf": [{"const": kind, "description": text} for kind, text in journal.KINDS.items()]},
+        },
+        "additionalProperties": True,
+    }
+    return {
+        "report.json": {"$schema": _DIALECT, "title": f"Run report, format {FORMAT}", **report},
+        "journal.json": {"$schema": _DIALECT, **line},
+    }
+
+
+def write_schemas(folder: Path = SCHEMA_FOLDER) -> None:
+    """Bring the published schemas up to date; a test proves that they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, schema in schemas().items():
+        text = msgspec.json.format(msgspec.json.encode(schema, order="sorted"), indent=1)
+        (folder / name).write_bytes(text + b"\n")

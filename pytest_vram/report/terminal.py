@@ -1,0 +1,259 @@
+"""The run's summary for a terminal: data in, lines out."""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections.abc import Sequence
+
+from pytest_vram.checks.breakdown import ledger_table
+from pytest_vram.checks.wording import HOST, STAND_IN
+from pytest_vram.keeper.messages import DeviceInfo, Sampling
+from pytest_vram.readings import Measured, Reading, Unmeasurable
+from pytest_vram.report.records import BackendRecord, RunReport, TestRecord
+from pytest_vram.units import mib, with_mib
+
+__all__ = ["ledger_table", "summary"]
+
+_LABEL = 12
+_TABLES = 4
+_LISTED = 5
+#: A gap of this many intervals between two samples is worth a line.
+_POOR = 3.0
+
+
+def summary(report: RunReport, *, verbosity: int = 0, width: int = 80, unicode: bool = True) -> list[str]:
+    """Lines of the summary: one with ``-q``, a few by default, a table of the tests with ``-v``.
+
+    :param width: columns of the terminal; at least 60 are used.
+    :param unicode: false where the terminal takes ASCII only; other characters are then written as escapes.
+    :returns: no lines where there is nothing to say: nothing was judged, no backend ran, nothing is amiss.
+    """
+    if not _has_something(report):
+        return []
+    width = max(60, min(width, 160))
+    if verbosity < 0:
+        lines = [_one_line(report)]
+    else:
+        lines = _lines(report, width)
+        if verbosity > 0:
+            lines += ["", *_tests(report, width), *_details(report, width)]
+    return lines if unicode else [line.encode("ascii", "backslashreplace").decode("ascii") for line in lines]
+
+
+def _has_something(report: RunReport) -> bool:
+    return bool(
+        report.run.warnings
+        or report.backends
+        or any(test.findings or test.limit or _figures(test.peak) for test in report.tests)
+    )
+
+
+def _figures(table: dict[str, Measured]) -> dict[str, Reading]:
+    return {label: figure for label, figure in table.items() if isinstance(figure, Reading)}
+
+
+def _stands_in(report: RunReport) -> bool:
+    return any(device.label == HOST for device in report.run.devices)
+
+
+def _tag(report: RunReport) -> str:
+    return f" ({STAND_IN})" if _stands_in(report) else ""
+
+
+def _row(name: str, text: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=name.ljust(_LABEL),
+        subsequent_indent=" " * _LABEL,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+# ---------------------------------------------------------------- summary
+
+
+def _one_line(report: RunReport) -> str:
+    parts = [f"vram: {report.run.verdict}", _counts(report)]
+    peaks = _highest(report)
+    if peaks:
+        label, figure, test = peaks[0]
+        limit = test.limit.get(label)
+        of = f" of {with_mib(limit)}" if limit is not None else ""
+        parts.append(f"highest peak {_amount(figure)}{of} in {_short(test.nodeid, 40)}")
+    parts.extend(f"WARNING: {text}" for text in report.run.warnings)
+    return "; ".join(parts) + _tag(report)
+
+
+def _lines(report: RunReport, width: int) -> list[str]:
+    tag = _tag(report)
+    lines: list[str] = []
+    for device in report.run.devices:
+        lines += _row("device", _device(device), width)
+    lines += _row("verdict", f"{report.run.verdict}: {_counts(report)}{tag}", width)
+    budget = _budget(report)
+    if budget is not None:
+        lines += _row("budget", budget + tag, width)
+    for label, figure, test in _highest(report):
+        limit = test.limit.get(label)
+        of = (
+            f", {mib(abs(limit - figure.upper))} {'under' if figure.upper <= limit else 'over'} its limit"
+            if limit
+            else ""
+        )
+        boot = ", reached while its backend started" if test.boot else ""
+        lines += _row("peak", f"{label}: {_amount(figure)}{of}, in {_short(test.nodeid, width)}{boot}{tag}", width)
+    lines += _undecided(report, width)
+    lines += _backends(report, width)
+    if report.run.sampling is not None and _is_poor(report.run.sampling):
+        lines += _row("sampling", _sampling(report.run.sampling) + ": short peaks may have been missed", width)
+    for text in report.run.warnings:
+        lines += _row("WARNING", text, width)
+    return lines
+
+
+def _counts(report: RunReport) -> str:
+    judged = sum(1 for test in report.tests if test.limit or test.findings or _figures(test.peak))
+    parts = [f"{judged} test{'' if judged == 1 else 's'} measured"]
+    for outcome in ("failed", "error", "inconclusive", "skipped"):
+        count = report.run.counts.get(outcome, 0)
+        if count:
+            parts.append(f"{count} {outcome}{'s' if outcome == 'error' and count > 1 else ''}")
+    return ", ".join(parts)
+
+
+def _budget(report: RunReport) -> str | None:
+    setting = report.run.settings.get("budget")
+    if not setting or not setting.get("value"):
+        return None
+    return f"{setting['value']} from {setting.get('from', 'an unknown place')}"
+
+
+def _device(device: DeviceInfo) -> str:
+    capacity = device.capacity
+    size = f"capacity unknown ({capacity.reason})" if isinstance(capacity, Unmeasurable) else f"{mib(capacity.bytes)}"
+    stand_in = f"; {STAND_IN}" if device.label == HOST else ""
+    name = "" if device.name == device.label else f" {device.name},"
+    return f"{device.label}:{name} {size}, measured by {device.source}{stand_in}"
+
+
+def _amount(figure: Reading) -> str:
+    return mib(figure.bytes) if figure.upper == figure.bytes else f"{mib(figure.bytes)} to {mib(figure.upper)}"
+
+
+def _highest(report: RunReport) -> list[tuple[str, Reading, TestRecord]]:
+    """The highest peak of each device and the test that reached it."""
+    best: dict[str, tuple[str, Reading, TestRecord]] = {}
+    for test in report.tests:
+        for label, figure in _figures(test.peak).items():
+            if label not in best or figure.upper > best[label][1].upper:
+                best[label] = (label, figure, test)
+    return sorted(best.values(), key=lambda item: (item[0] == HOST, item[0]))
+
+
+def _undecided(report: RunReport, width: int) -> list[str]:
+    lines: list[str] = []
+    undecided = [test for test in report.tests if test.outcome == "inconclusive"]
+    for test in undecided[:_LISTED]:
+        reason = next((f.text.splitlines()[0] for f in test.findings if f.verdict == "inconclusive"), test.reason or "")
+        lines += _row("undecided", f"{_short(test.nodeid, width)}: {reason}", width)
+    if len(undecided) > _LISTED:
+        lines += _row("", f"and {len(undecided) - _LISTED} more undecided tests", width)
+    return lines
+
+
+def _backends(report: RunReport, width: int) -> list[str]:
+    lines: list[str] = []
+    tag = _tag(report)
+    for number, backend in enumerate(report.backends):
+        lines += _row("backend", _backend(backend) + tag, width)
+        if number < _TABLES and (backend.ledger.entries or backend.ledger.measured):
+            lines += ledger_table(backend.ledger, width=width)
+    return lines
+
+
+def _backend(backend: BackendRecord) -> str:
+    facts = backend.facts
+    parts = [f"{backend.name}#{backend.generation} ({backend.engine})"]
+    if backend.boot_seconds is not None:
+        parts.append(f"ready after {backend.boot_seconds:.1f} s")
+    boots = [f"{label} {_amount(figure)}" for label, figure in _figures(backend.boot_peak).items()]
+    if boots:
+        parts.append(f"boot peak {', '.join(boots)}")
+    if "context" in facts:
+        slots = facts.get("slots")
+        parts.append(
+            f"context {facts['context']}" + (f" for {slots} slots" if isinstance(slots, int) and slots > 1 else "")
+        )
+    if "layers_on_device_real" in facts and facts.get("layers_offloadable") is not None:
+        parts.append(f"{facts['layers_on_device_real']}/{facts['layers_offloadable']} layers on a device")
+    if "cache_type_k" in facts:
+        parts.append(f"KV cache {facts['cache_type_k']}/{facts.get('cache_type_v', '?')}")
+    return ", ".join(parts)
+
+
+def _is_poor(sampling: Sampling) -> bool:
+    interval, gap = sampling.interval_ms, sampling.longest_gap_ms
+    return interval is not None and gap is not None and gap > _POOR * interval
+
+
+def _sampling(sampling: Sampling) -> str:
+    every = "" if sampling.interval_ms is None else f", one every {sampling.interval_ms:.1f} ms (median)"
+    gap = "" if sampling.longest_gap_ms is None else f", longest gap {sampling.longest_gap_ms:.1f} ms"
+    return f"{sampling.samples:,} samples{every}{gap}"
+
+
+# ---------------------------------------------------------------- with -v
+
+
+def _tests(report: RunReport, width: int) -> list[str]:
+    first = width - 5 * 10
+    unit = f"MiB of {'host memory standing in for VRAM' if _stands_in(report) else 'VRAM'}"
+    lines = [f"tests, {unit}"]
+    heads = ("peak", "limit", "margin", "tokens/s", "idle")
+    lines.append("  " + "test".ljust(first - 2) + "".join(head.rjust(10) for head in heads))
+    for test in report.tests:
+        labels = list(test.peak) or [""]
+        for label in labels:
+            name = f"{test.nodeid} [{label}]" if len(labels) > 1 else test.nodeid
+            cells = [*_memory(test, label), _rate(test) if label == labels[0] else "", _size(test.baseline.get(label))]
+            lines.append("  " + _short(name, first - 3).ljust(first - 2) + "".join(cell.rjust(10) for cell in cells))
+    lines.append("  limit: the smallest that applied; idle: held by the run when the test began; -: not measured")
+    return lines
+
+
+def _memory(test: TestRecord, label: str) -> Sequence[str]:
+    peak, limit = test.peak.get(label), test.limit.get(label)
+    margin = _mib(limit - peak.upper, sign=True) if limit is not None and isinstance(peak, Reading) else "-"
+    return _size(peak), "-" if limit is None else _mib(limit), margin
+
+
+def _size(figure: Measured | None) -> str:
+    return _mib(figure.upper) if isinstance(figure, Reading) else "-"
+
+
+def _mib(size: int, *, sign: bool = False) -> str:
+    return f"{size / 2**20:+,.1f}" if sign else f"{size / 2**20:,.1f}"
+
+
+def _rate(test: TestRecord) -> str:
+    rates = [request.tokens_per_second for request in test.requests if request.tokens_per_second is not None]
+    return f"{statistics.median(rates):.1f}" if rates else "-"
+
+
+def _details(report: RunReport, width: int) -> list[str]:
+    lines: list[str] = []
+    if report.run.sampling is not None:
+        lines += _row("sampling", _sampling(report.run.sampling), width)
+    if report.run.keeper_cpu_share is not None:
+        lines += _row("keeper", f"{report.run.keeper_cpu_share:.1%} of one core", width)
+    if report.run.folder is not None:
+        lines += _row("run folder", report.run.folder, width)
+    return lines
+
+
+def _short(text: str, width: int) -> str:
+    """``text`` within ``width`` columns; what is cut off is at the front, because test names differ at the end."""
+    return text if len(text) <= width else "..." + text[-(width - 3) :]
