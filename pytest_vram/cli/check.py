@@ -21,7 +21,7 @@ from pytest_vram.report.records import RunReport
 from pytest_vram.summary import Collector
 
 SUITE = "pytest_vram_specs"
-_KEY = re.compile(rf"(?:{SUITE}\.)?(?P<module>test_\w+)(?:\.py)?(?P<rest>::.*)?")
+_KEY = re.compile(rf"(?:{SUITE}\.)?(?P<module>test_\w+)(?:\.py)?(?:::(?P<test>.+))?")
 # What a project may set for its own tests and what must not reach the suite.
 _NEUTRAL = (
     "python_files=test_*.py",
@@ -30,17 +30,29 @@ _NEUTRAL = (
     "addopts=",
     "filterwarnings=",
     "usefixtures=",
+    "norecursedirs=__pycache__",
 )
 _NEUTRAL_SINCE_9 = ("strict=false", "strict_config=false", "strict_markers=false")
 
 
 class _Watcher:
-    """A pytest plugin of this process that remembers what the exit code does not say."""
+    """A pytest plugin of this process: keeps the chosen tests, and remembers what the exit code does not say."""
 
-    def __init__(self) -> None:
+    def __init__(self, chosen: list[tuple[str, str]]) -> None:
+        self.chosen = chosen
         self.report: RunReport | None = None
         self.only_collected = False
         self.interrupted = False
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Keep the tests whose keys were given, all where none was."""
+        if not self.chosen:
+            return
+        kept = [item for item in items if any(_is(item, module, test) for module, test in self.chosen)]
+        dropped = [item for item in items if item not in kept]
+        if dropped:
+            config.hook.pytest_deselected(items=dropped)
+            items[:] = kept
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Tell Ctrl-C from `pytest.exit`, which calls this hook as well."""
@@ -68,7 +80,7 @@ def check(arguments: list[str], *, as_json: bool) -> Answer:
     :raises BadInput: when the suite is not installed.
     """
     here = project.find(Path.cwd())
-    files, others = _chosen(arguments)
+    chosen, others = _chosen(arguments)
     folder = suite_folder()
     neutral = _NEUTRAL + (_NEUTRAL_SINCE_9 if int(pytest.__version__.split(".")[0]) >= 9 else ())
     command = [
@@ -77,10 +89,11 @@ def check(arguments: list[str], *, as_json: bool) -> Answer:
         f"--confcutdir={folder}",
         *(part for setting in neutral for part in ("-o", setting)),
         *others,
-        *(files or [str(path) for path in sorted(folder.glob("test_*.py"))]),
+        # The folder, not its files: pytest names a test outside the root by its path below the argument.
+        str(folder),
     ]
     os.environ.pop("PYTEST_ADDOPTS", None)
-    watcher = _Watcher()
+    watcher = _Watcher(chosen)
     with _standard_output_elsewhere() if as_json else contextlib.nullcontext():
         code = int(pytest.main(command, plugins=[watcher]))
     return _answer(code, watcher)
@@ -97,18 +110,22 @@ def suite_folder() -> Path:
     return Path(next(iter(found.submodule_search_locations))).resolve()
 
 
-def _chosen(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Split off keys of the suite's tests (``pytest_vram_specs.test_idle::test_…``), as paths of their files."""
-    files: list[str] = []
+def _chosen(arguments: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Split off keys of the suite's tests, such as ``pytest_vram_specs.test_idle::test_…``, as (module, test)."""
+    modules = {path.stem for path in suite_folder().glob("test_*.py")}
+    chosen: list[tuple[str, str]] = []
     others: list[str] = []
     for argument in arguments:
         match = _KEY.fullmatch(argument)
-        path = suite_folder() / f"{match['module']}.py" if match else None
-        if match is not None and path is not None and path.is_file():
-            files.append(f"{path}{match['rest'] or ''}")
+        if match is not None and match["module"] in modules:
+            chosen.append((match["module"], match["test"] or ""))
         else:
             others.append(argument)
-    return files, others
+    return chosen, others
+
+
+def _is(item: pytest.Item, module: str, test: str) -> bool:
+    return item.path.stem == module and test in ("", item.name)
 
 
 def _answer(code: int, watcher: _Watcher) -> Answer:
