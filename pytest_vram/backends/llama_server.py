@@ -142,7 +142,7 @@ class LlamaServer(Engine):
                 facts[fact] = options[option]
         flash = options.get("flash-attn")
         if flash in ("on", "off", True, False):
-            facts["flash_attention"] = flash in ("on", True)
+            facts["flash_attention"] = "enabled" if flash in ("on", True) else "disabled"
         return facts
 
     def without_host_caches(self, spec: BackendSpec) -> BackendSpec:

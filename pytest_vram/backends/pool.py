@@ -157,13 +157,21 @@ class RunningBackend:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What it can do, out of :data:`~pytest_vram.backends.base.CAPABILITIES`."""
-        return engine_named(self.engine).capabilities(self.spec)
+        """What it can do, out of :data:`~pytest_vram.backends.base.CAPABILITIES`; where only host memory is measured,
+        no layer is on a device.
+        """
+        found = engine_named(self.engine).capabilities(self.spec)
+        return found - {"layers"} if self._pool.on_host else found
 
     @property
     def asked(self) -> Mapping[str, OptionValue]:
-        """What the spec asks for, in the words of the boot log's facts."""
-        return engine_named(self.engine).asked(self.spec)
+        """What the spec asks for, in the words of the boot log's facts; where only host memory is measured, the run
+        itself keeps the model off every device, so layers are not asked for.
+        """
+        asked = dict(engine_named(self.engine).asked(self.spec))
+        if self._pool.on_host:
+            asked.pop("layers_offloaded", None)
+        return asked
 
     def missing(self, *capabilities: str) -> list[str]:
         """Those of these capabilities that it has not.
@@ -222,6 +230,11 @@ class Pool:
         self._connect = connect or self._connect_turn
         self._plans: dict[bytes, LaunchPlan] = {}
         self._backends: dict[str, RunningBackend] = {}
+
+    @property
+    def on_host(self) -> bool:
+        """Whether this run measures host memory in a card's place, and nothing else."""
+        return {device.kind for device in self.context.devices} == {"cpu"}
 
     def spec(self, name: str | None = None, **overrides: Any) -> BackendSpec:
         """A backend's spec, with some of its keys changed for one use.
