@@ -35,8 +35,9 @@ make_environment() {
     uv venv --quiet --seed --python "$python" "$folder"
     uv pip install --quiet --python "$folder/bin/python" "$@"
   else
+    # Twice quiet: warnings of a machine's own pip settings say nothing here, errors are still shown.
     "$python" -m venv "$folder"
-    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+    "$folder/bin/python" -m pip install -qq --disable-pip-version-check "$@"
   fi
   printf '%s\n' "$stamp" >"$folder/stamp"
 }
