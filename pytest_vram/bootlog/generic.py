@@ -14,11 +14,13 @@ from typing import get_args
 
 from pytest_vram.bootlog.boot import PHASES, Boot, Phase, PhaseSpan
 from pytest_vram.bootlog.devices import Labels
+from pytest_vram.bootlog.grammar import with_ends
 from pytest_vram.bootlog.lines import size, split
 from pytest_vram.errors import BadInput
 from pytest_vram.ledger import BUCKETS, Bucket, Entry
 
 _UNITS = {"bytes": "B", "kb": "KB", "mb": "MB", "gb": "GB", "kib": "KiB", "mib": "MiB", "gib": "GiB"}
+_FIRST = "gpu0"
 _LONGEST = 8192  # a user's pattern may backtrack: long lines are cut
 
 
@@ -63,7 +65,8 @@ class Generic:
 
     def _sizes(self, match: re.Match[str]) -> None:
         groups = match.groupdict()
-        device = groups.get("device") or "gpu0"
+        device = groups.get("device")
+        label = _FIRST if device is None else self._labels.of(device)
         for name, number in groups.items():
             bucket_name, _, unit = name.rpartition("_")
             bucket = next((bucket for bucket in BUCKETS if bucket == bucket_name), None)
@@ -72,7 +75,6 @@ class Generic:
             figure = size(number, _UNITS[unit])
             if figure is None:
                 continue
-            label = self._labels.of(device)
             self._found[bucket, label] = Entry(
                 bucket=bucket,
                 device=label,
@@ -85,15 +87,11 @@ class Generic:
     def boot(self) -> Boot:
         """What the lines so far said; evidence is never better than partial, since the patterns are the user's."""
         entries = tuple(self._found.values())
-        ends = [span.start for span in self._spans[1:]] + [None]
         return Boot(
             engine=self._engine,
             era="",
             evidence="partial" if entries else "none",
-            phases=tuple(
-                PhaseSpan(name=span.name, line=span.line, start=span.start, end=end)
-                for span, end in zip(self._spans, ends, strict=True)
-            ),
+            phases=with_ends(self._spans),
             entries=entries,
             devices=dict(self._labels.names),
             warnings=()

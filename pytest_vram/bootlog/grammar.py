@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from pytest_vram.bootlog.boot import Boot, Phase
+from pytest_vram.bootlog.boot import Boot, Phase, PhaseSpan
 
 
 class Grammar(Protocol):
@@ -17,6 +17,15 @@ class Grammar(Protocol):
 
     def boot(self) -> Boot:
         """What the lines so far said."""
+
+
+def with_ends(spans: Sequence[PhaseSpan]) -> tuple[PhaseSpan, ...]:
+    """The phases with their ends: each ends where the next one begins, the last one is open."""
+    starts: list[float | None] = [span.start for span in spans[1:]]
+    return tuple(
+        PhaseSpan(name=span.name, line=span.line, start=span.start, end=end)
+        for span, end in zip(spans, [*starts, None], strict=False)
+    )
 
 
 #: Engine → ``module:class``, resolved on use. Engines that are not listed are read with the user's own patterns.

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from pytest_vram.bootlog import llama_facts, llama_failures
 from pytest_vram.bootlog.boot import Boot, Failure, Phase, PhaseSpan
 from pytest_vram.bootlog.devices import HOST, Labels
+from pytest_vram.bootlog.grammar import with_ends
 from pytest_vram.bootlog.lines import Line, size, split
 from pytest_vram.ledger import Bucket, Entry
 
@@ -381,7 +382,7 @@ class LlamaCpp:
             engine=self._engine,
             era=self._era,
             evidence=evidence,
-            phases=self._phases(),
+            phases=with_ends(self._spans),
             entries=entries,
             devices={label: name for label, name in self._labels.names.items() if label != HOST or HOST in used},
             facts=facts,
@@ -419,13 +420,6 @@ class LlamaCpp:
         whole = self._ready and all(load.has("model") and load.has("compute") for load in self._loads)
         return "complete" if whole and self._failure is None else "partial"
 
-    def _phases(self) -> tuple[PhaseSpan, ...]:
-        ends = [span.start for span in self._spans[1:]] + [None]
-        return tuple(
-            PhaseSpan(name=span.name, line=span.line, start=span.start, end=end)
-            for span, end in zip(self._spans, ends, strict=True)
-        )
-
     def _all_facts(self) -> dict[str, Any]:
         target = next((load for load in self._loads if not load.draft), None)
         facts: dict[str, Any] = dict(self._pending) if target is None else dict(target.facts)
@@ -436,7 +430,7 @@ class LlamaCpp:
             if target.has("model") and "layers_offloaded" in facts:
                 on_device = any(b.kind == "model" and b.label != HOST for b in target.buffers)
                 facts["layers_on_device_real"] = facts["layers_offloaded"] if on_device else 0
-        for phase in self._phases():
+        for phase in with_ends(self._spans):
             if phase.name == "weights" and phase.start is not None and phase.end is not None:
                 facts.setdefault("load_seconds", round(phase.end - phase.start, 6))
         if self._ready and self._spans[0].start is not None:

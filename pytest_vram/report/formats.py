@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +58,8 @@ def write(report: RunReport, path: str | Path) -> None:
             os.fsync(stream.fileno())
         temporary.replace(target)
     except OSError as error:
-        temporary.unlink(missing_ok=True) if temporary.parent.is_dir() else None
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise BadSetting(
             f"the report could not be written to {str(path)!r}: {error.strerror or error};"
             " give --vram-report a file in a folder that can be written"

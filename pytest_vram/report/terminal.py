@@ -16,6 +16,7 @@ from pytest_vram.units import mib, with_mib
 __all__ = ["ledger_table", "summary"]
 
 _LABEL = 12
+_CELL = 9
 _TABLES = 4
 _LISTED = 5
 #: A gap of this many intervals between two samples is worth a line.
@@ -98,13 +99,11 @@ def _lines(report: RunReport, width: int) -> list[str]:
         lines += _row("budget", budget + tag, width)
     for label, figure, test in _highest(report):
         limit = test.limit.get(label)
-        of = (
-            f", {mib(abs(limit - figure.upper))} {'under' if figure.upper <= limit else 'over'} its limit"
-            if limit
-            else ""
-        )
+        of = "" if limit is None else f", {_margin(limit, figure)}"
         boot = ", reached while its backend started" if test.boot else ""
-        lines += _row("peak", f"{label}: {_amount(figure)}{of}, in {_short(test.nodeid, width)}{boot}{tag}", width)
+        lines += _row(
+            "peak", f"{label}: {_amount(figure)}{of}, in {_short(test.nodeid, width - _LABEL - 4)}{boot}{tag}", width
+        )
     lines += _undecided(report, width)
     lines += _backends(report, width)
     if report.run.sampling is not None and _is_poor(report.run.sampling):
@@ -122,6 +121,14 @@ def _counts(report: RunReport) -> str:
         if count:
             parts.append(f"{count} {outcome}{'s' if outcome == 'error' and count > 1 else ''}")
     return ", ".join(parts)
+
+
+def _margin(limit: int, figure: Reading) -> str:
+    if figure.upper <= limit:
+        return f"{mib(limit - figure.upper)} under its limit"
+    if figure.bytes > limit:
+        return f"{mib(figure.bytes - limit)} over its limit"
+    return f"its limit {with_mib(limit)} lies in between"
 
 
 def _budget(report: RunReport) -> str | None:
@@ -158,7 +165,7 @@ def _undecided(report: RunReport, width: int) -> list[str]:
     undecided = [test for test in report.tests if test.outcome == "inconclusive"]
     for test in undecided[:_LISTED]:
         reason = next((f.text.splitlines()[0] for f in test.findings if f.verdict == "inconclusive"), test.reason or "")
-        lines += _row("undecided", f"{_short(test.nodeid, width)}: {reason}", width)
+        lines += _row("undecided", f"{_short(test.nodeid, width - _LABEL - 4)}: {reason}", width)
     if len(undecided) > _LISTED:
         lines += _row("", f"and {len(undecided) - _LISTED} more undecided tests", width)
     return lines
@@ -209,17 +216,17 @@ def _sampling(sampling: Sampling) -> str:
 
 
 def _tests(report: RunReport, width: int) -> list[str]:
-    first = width - 5 * 10
+    first = width - 5 * _CELL
     unit = f"MiB of {'host memory standing in for VRAM' if _stands_in(report) else 'VRAM'}"
     lines = [f"tests, {unit}"]
     heads = ("peak", "limit", "margin", "tokens/s", "idle")
-    lines.append("  " + "test".ljust(first - 2) + "".join(head.rjust(10) for head in heads))
+    lines.append("  " + "test".ljust(first - 2) + "".join(head.rjust(_CELL) for head in heads))
     for test in report.tests:
         labels = list(test.peak) or [""]
         for label in labels:
             name = f"{test.nodeid} [{label}]" if len(labels) > 1 else test.nodeid
             cells = [*_memory(test, label), _rate(test) if label == labels[0] else "", _size(test.baseline.get(label))]
-            lines.append("  " + _short(name, first - 3).ljust(first - 2) + "".join(cell.rjust(10) for cell in cells))
+            lines.append("  " + _short(name, first - 3).ljust(first - 2) + "".join(cell.rjust(_CELL) for cell in cells))
     lines.append("  limit: the smallest that applied; idle: held by the run when the test began; -: not measured")
     return lines
 
