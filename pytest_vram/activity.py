@@ -210,9 +210,12 @@ class Activity:
 
     # ------------------------------------------------------------ one test
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Refuse what cannot run, and open the test's window before its first fixture."""
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Refuse what cannot run, and open the test's window before its first fixture.
+
+        An ordinary implementation: within the wrappers of other plugins, whose tear-down expects their set-up, after
+        skip marks are evaluated, and before pytest's own, which sets the fixtures up.
+        """
         if ATTEMPT in item.stash:
             del item.stash[ATTEMPT]
         plan = self._plan(item)
@@ -224,7 +227,6 @@ class Activity:
             item.stash[ATTEMPT] = self.run.begin(key_of(item), plan, judged=judged)
         except VramError as error:
             pytest.fail(str(error), pytrace=False)
-        return (yield)
 
     def _admit(self, plan: Plan) -> None:
         for wanted in plan.requires:

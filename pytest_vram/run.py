@@ -65,12 +65,12 @@ def new_identity(rootdir: Path) -> Identity:
     if not os.access(base if base.exists() else rootdir, os.W_OK):
         base = Path(tempfile.gettempdir()) / f"vram-runs-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
     pid = os.getpid()
+    try:
+        socket, controller = socket_path(run), (pid, start_time(pid))
+    except (KeeperError, OSError):  # no keeper here: whoever needs one is told so when it is started
+        socket, controller = "", (pid, 0)
     return Identity(
-        id=run,
-        folder=str(base / "runs" / run),
-        socket=socket_path(run),
-        controller=(pid, start_time(pid)),
-        rootdir=str(rootdir),
+        id=run, folder=str(base / "runs" / run), socket=socket, controller=controller, rootdir=str(rootdir)
     )
 
 

@@ -75,8 +75,8 @@ builtins.open = io.open = hidden
 for name in ("getuid", "pidfd_open", "fork", "setsid"):
     if hasattr(os, name):
         delattr(os, name)
-sys.platform = "win32-like"
 import pytest
+sys.platform = "not-linux"
 raise SystemExit(pytest.main(sys.argv[1:]))
 """
 
@@ -101,6 +101,8 @@ def test_the_plugin_works_without_fcntl_and_proc(pytester: pytest.Pytester, argu
         "-rs",
         "-p",
         "no:cacheprovider",
+        "-p",
+        "no:hypothesispytest",
         "--capture=sys",
         "--vram-device=cpu",
         *arguments,
