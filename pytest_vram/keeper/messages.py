@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from pytest_vram.measure.device import DeviceInfo as DeviceInfo
 from pytest_vram.readings import Measured
 from pytest_vram.spec import DeviceSpec, LaunchPlan
 
@@ -153,17 +154,6 @@ class Welcome(_Message, frozen=True, kw_only=True):
     folder: str
     generation: int
     devices: list[DeviceInfo] = []
-
-
-class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A device that is measured. ``capacity`` is its nominal size as the user's limit sees it."""
-
-    label: str
-    kind: str
-    name: str
-    capacity: Measured
-    source: str
-    uuid: str | None = None
 
 
 class Opened(_Message, frozen=True, kw_only=True):

@@ -1,1 +1,24 @@
-"""TODO."""
+"""What a deployment really costs: probes, the processes of a run, and the timeline that turns reads into peaks."""
+
+from __future__ import annotations
+
+from pytest_vram.measure.device import DeviceInfo
+from pytest_vram.measure.members import PYTEST, TEST, Member, Members
+from pytest_vram.measure.survey import host_probe, open_probes, survey
+from pytest_vram.measure.timeline import Peak, Rate, Span, Sums, Timeline
+
+__all__ = [
+    "PYTEST",
+    "TEST",
+    "DeviceInfo",
+    "Member",
+    "Members",
+    "Peak",
+    "Rate",
+    "Span",
+    "Sums",
+    "Timeline",
+    "host_probe",
+    "open_probes",
+    "survey",
+]

@@ -1,0 +1,184 @@
+"""The pytest side of the keeper's socket."""
+
+from __future__ import annotations
+
+import os
+import socket as sockets
+import threading
+import time
+from pathlib import Path
+
+from pytest_vram import errors
+from pytest_vram.errors import KeeperError, KeeperLost, KeeperUnavailable, VramError
+from pytest_vram.keeper import wire
+from pytest_vram.keeper.messages import (
+    Acquire,
+    Failed,
+    Hello,
+    Now,
+    Open,
+    Reply,
+    Request,
+    Restart,
+    Turn,
+    Welcome,
+)
+from pytest_vram.measure.procfs import start_time
+
+LOG_NAME = "keeper.log"
+_GREETING_SECONDS = 10.0
+_ANSWER_SECONDS = 60.0
+
+
+class KeeperClient:
+    """One connection to the keeper of a run.
+
+    Threads may share it: one call waits for the other. Everything that was opened on it is released when it is
+    closed, or when the process ends in whatever way.
+
+    :param role: ``controller``, ``worker``, ``turn`` or ``viewer``; see :class:`~pytest_vram.keeper.messages.Hello`.
+    :ivar welcome: the keeper's greeting, with the devices that it measures.
+    :raises KeeperUnavailable: nothing answers there. :raises KeeperLost: it ended while it greeted.
+    """
+
+    def __init__(self, socket: str, *, role: str, name: str = "", timeout: float = _GREETING_SECONDS) -> None:
+        self._path = socket
+        self._log: Path | None = None
+        self._pid = os.getpid()
+        self._asking = threading.Lock()
+        self._writing = threading.Lock()
+        if not hasattr(sockets, "AF_UNIX"):
+            raise KeeperUnavailable("The keeper needs Unix sockets, which this platform does not have.")
+        try:
+            self._socket = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
+        except OSError as error:
+            raise KeeperUnavailable(f"No socket could be made to reach the keeper: {error.strerror}.") from None
+        try:
+            self._socket.settimeout(timeout)
+            try:
+                self._socket.connect(socket)
+            except OSError as error:
+                raise KeeperUnavailable(
+                    f"No keeper answers at {socket}: {error.strerror or 'it did not answer in time'}."
+                ) from None
+            hello = Hello(role=role, pid=self._pid, start_time=start_time(self._pid), name=name)
+            welcome = self.call(hello, timeout)
+        except BaseException:
+            self._socket.close()
+            raise
+        if not isinstance(welcome, Welcome):
+            self._socket.close()
+            raise KeeperLost(f"The keeper at {socket} did not greet; it is of another version. Start the run again.")
+        self.welcome: Welcome = welcome
+        self._log = Path(welcome.folder) / LOG_NAME
+
+    def call(self, request: Request, timeout: float | None = None) -> Reply:
+        """Send a request and wait for its reply.
+
+        :param timeout: seconds; by default as long as the request itself may take, and a minute.
+        :raises VramError: the class that the keeper names, with its message.
+        :raises KeeperLost: it died, or did not answer in time; the connection is closed then.
+        """
+        patience = _patience(request) if timeout is None else timeout
+        with self._asking:
+            deadline = None if patience is None else time.monotonic() + patience
+            self._write(request)
+            header = self._read(wire.HEADER, deadline)
+            try:
+                reply = wire.reply(self._read(wire.length(header), deadline))
+            except wire.BadFrame as error:
+                self.close()
+                raise KeeperLost(
+                    f"The keeper sent something that is not a message ({error}).{self._see_log()}"
+                ) from None
+        if isinstance(reply, Failed):
+            raise _exception(reply)
+        return reply
+
+    def send(self, note: Request) -> None:
+        """Send a request that has no reply.
+
+        :raises KeeperLost: the keeper is gone.
+        """
+        self._write(note)
+
+    def close(self) -> None:
+        """Close the connection; what was opened on it is released. Calling it twice is fine."""
+        try:
+            # Wakes a thread that waits in `call`, and reaches the keeper even while a forked child has the socket.
+            if os.getpid() == self._pid:
+                self._socket.shutdown(sockets.SHUT_RDWR)
+        except OSError:
+            pass
+        self._socket.close()
+
+    def _write(self, message: Request) -> None:
+        if os.getpid() != self._pid:
+            raise KeeperLost("This connection to the keeper belongs to the parent process; open one of your own.")
+        try:
+            data = wire.frame(message)
+        except wire.BadFrame as error:
+            raise KeeperError(f"A message to the keeper could not be sent: {error}.") from None
+        with self._writing:
+            try:
+                # A keeper that does not read for this long is stopped or stuck.
+                self._socket.settimeout(_ANSWER_SECONDS)
+                self._socket.sendall(data)
+            except OSError as error:
+                self.close()
+                raise self._lost(error) from None
+
+    def _read(self, size: int, deadline: float | None) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            try:
+                if deadline is None:
+                    self._socket.settimeout(None)
+                else:
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        raise TimeoutError
+                    self._socket.settimeout(left)
+                piece = self._socket.recv(min(size - len(data), 1 << 20))
+            except TimeoutError:
+                self.close()
+                raise KeeperLost(f"The keeper did not answer in time.{self._see_log()}") from None
+            except OSError as error:
+                self.close()
+                raise self._lost(error) from None
+            if not piece:
+                self.close()
+                raise self._lost(None)
+            data += piece
+        return bytes(data)
+
+    def _lost(self, error: OSError | None) -> KeeperLost:
+        reason = f" ({error.strerror})" if error is not None and error.strerror else ""
+        return KeeperLost(
+            f"The keeper of this run is gone{reason}; what it measured cannot be judged.{self._see_log()}"
+        )
+
+    def _see_log(self) -> str:
+        return f" Its log is {self._log}." if self._log is not None else ""
+
+
+def _patience(request: Request) -> float | None:
+    """Seconds to wait for the reply; ``None`` where the wait depends on other tests only."""
+    if isinstance(request, Open):
+        return None
+    if isinstance(request, Acquire):
+        return request.plan.boot_timeout + request.plan.stop_grace + _ANSWER_SECONDS
+    if isinstance(request, Restart):
+        return None
+    if isinstance(request, Turn):
+        return request.timeout + _ANSWER_SECONDS
+    if isinstance(request, Now):
+        return request.settle + _ANSWER_SECONDS
+    return _ANSWER_SECONDS
+
+
+def _exception(reply: Failed) -> VramError:
+    kind = getattr(errors, reply.error, None)
+    if isinstance(kind, type) and issubclass(kind, VramError):
+        return kind(reply.message)
+    return KeeperError(reply.message)

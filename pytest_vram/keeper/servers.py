@@ -1,0 +1,260 @@
+"""The servers of a run: started once per plan, shared, watched, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from pytest_vram.errors import BackendDied, BackendError, BootFailed, KeeperError, VramError
+from pytest_vram.keeper import processes
+from pytest_vram.keeper.booting import Boot, ending, with_evidence
+from pytest_vram.keeper.core import Core, file_name
+from pytest_vram.keeper.messages import Running
+from pytest_vram.keeper.server import Server
+from pytest_vram.keeper.turns import Turns
+from pytest_vram.keeper.windows import Window, Windows
+from pytest_vram.spec import LaunchPlan
+
+
+class Servers:
+    """All servers. ``reap`` collects ended children of the keeper."""
+
+    def __init__(self, core: Core, windows: Windows) -> None:
+        self._core = core
+        self._windows = windows
+        self._by_key: dict[str, Server] = {}
+        self._booting: dict[str, asyncio.Task[Server]] = {}
+        self._stopping: dict[str, asyncio.Task[None]] = {}
+        self._starting: dict[str, Server] = {}
+        self._last_deaths: dict[str, str] = {}
+        self._turns: dict[str, Turns] = {}
+        self._closed = False
+        self._most_grace: float | None = None
+        core.known_label = self._knows
+        core.label_of_session = self._of_session
+
+    # ------------------------------------------------------------ looking
+
+    def _all(self) -> list[Server]:
+        return [*self._by_key.values(), *self._starting.values()]
+
+    def _knows(self, label: str) -> bool:
+        return any(server.label == label for server in self._all())
+
+    def _of_session(self, session: int) -> str | None:
+        return next((server.label for server in self._all() if server.process and server.pid == session), None)
+
+    def table(self) -> list[dict[str, Any]]:
+        """What ``Status`` says about them."""
+        return [server.table(self._pids(server)) for server in self._all()]
+
+    def _pids(self, server: Server) -> list[int]:
+        return [member.pid for member in self._core.members.of(server.label)]
+
+    def get(self, key: str) -> Server:
+        """The running server with this key.
+
+        :raises BackendDied: it has died. :raises BackendError: there is none.
+        """
+        server = self._by_key.get(key)
+        if server is not None and server.state == "ready":
+            return server
+        if key in self._last_deaths:
+            raise BackendDied(self._last_deaths[key])
+        raise BackendError("That backend does not run; it was stopped, or never started by this keeper.")
+
+    def turns(self, server: Server) -> Turns:
+        """The queue of a server."""
+        return self._turns.setdefault(server.label, Turns())
+
+    def reap(self) -> None:
+        """Collect ended children."""
+        processes.reap_orphans({server.pid: server.process for server in self._all() if server.process is not None})
+
+    # ------------------------------------------------------------ starting
+
+    async def acquire(self, plan: LaunchPlan, window: Window | None) -> Running:
+        """The running server of this plan, started if need be. Everybody who asks while it boots shares the outcome.
+
+        :raises BootFailed, BootTimeout: with all that is known.
+        """
+        key = plan.key
+        fresh = False
+        server = self._by_key.get(key)
+        if server is None or server.state != "ready" or not server.alive():
+            task = self._booting.get(key)
+            if task is None:
+                fresh = True
+                task = asyncio.ensure_future(self._boot(plan))
+                self._booting[key] = task
+                task.add_done_callback(lambda done: self._booted(key, done))
+            # A client that goes away does not take the boot with it: others may wait for it too.
+            server = await asyncio.shield(task)
+        if window is not None and server.label not in window.servers:
+            self._core.boundary()
+            self._windows.use(window, server)
+        return server.running(self._pids(server), fresh)
+
+    def _booted(self, key: str, task: asyncio.Task[Server]) -> None:
+        self._booting.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # somebody has it already, or nobody waits any more
+
+    async def _boot(self, plan: LaunchPlan) -> Server:
+        if self._closed:
+            raise KeeperError("The run is ending; no backend is started any more.")
+        await self._make_room(plan)
+        core = self._core
+        server = self._new(plan)
+        self._starting[server.label] = server
+        try:
+            await Boot(core, server, self.reap).run()
+        except VramError as error:
+            await self._clear(server, "failed", reason=str(error).splitlines()[0])
+            raise
+        except asyncio.CancelledError:
+            await self._clear(server, "stopped", reason="stopped while it started")
+            raise BootFailed(f"Backend {plan.name!r} was stopped while it started.") from None
+        except OSError as error:
+            await self._clear(server, "failed", reason=str(error))
+            raise BootFailed(f"Backend {plan.name!r} could not be started: {error}.") from None
+        finally:
+            self._starting.pop(server.label, None)
+        self._by_key[plan.key] = server
+        self._last_deaths.pop(plan.key, None)
+        asyncio.ensure_future(self._guard(server)).add_done_callback(lambda task: task.cancelled() or task.exception())
+        return server
+
+    def _new(self, plan: LaunchPlan) -> Server:
+        core = self._core
+        generation = core.server_generations.get(plan.name, 0) + 1
+        log = None
+        if plan.argv:
+            log = core.folder / f"{file_name(plan.name)}.{generation}.log"
+            while log.exists():
+                # Of an earlier keeper whose journal lines were lost.
+                generation += 1
+                log = core.folder / f"{file_name(plan.name)}.{generation}.log"
+        core.server_generations[plan.name] = generation
+        return Server(plan, generation, log)
+
+    async def _make_room(self, plan: LaunchPlan) -> None:
+        """End what stands in the way: the dead predecessor, and unused variants of the same backend."""
+        for task in list(self._stopping.values()):
+            await asyncio.shield(task)
+        for server in list(self._by_key.values()):
+            if server.key == plan.key:
+                if server.alive() and server.state == "ready":
+                    continue
+                # Its end may be so recent that it was not noticed yet.
+                await self._lost(server)
+            elif server.name == plan.name and not self._windows.using(server):
+                await self._stop(server, "another variant of the backend is started")
+
+    # ------------------------------------------------------------ ending
+
+    async def _guard(self, server: Server) -> None:
+        """Wait for the end of a ready server; unless it was stopped, that is its death."""
+        await server.gone.wait()
+        await self._lost(server)
+
+    async def _lost(self, server: Server) -> None:
+        if server.state != "ready":
+            return
+        server.state = "died"
+        seconds = (time.monotonic_ns() - server.t_ready) / 1e9
+        if server.process is not None:
+            server.exit_code = server.process.poll()
+        self._core.boundary()
+        if server.attached:
+            sentence = f"Backend {server.label} (PID {server.pid}), which this run had attached to, ended after {seconds:.1f} s."
+        else:
+            sentence = with_evidence(f"Backend {server.label} {ending(server, None)} after {seconds:.1f} s.", server)
+        server.death = sentence
+        self._last_deaths[server.key] = sentence
+        self._windows.died(server, sentence)
+        self.turns(server).died(sentence)
+        await self._clear(server, "died", reason=sentence)
+
+    async def stop(self, key: str, reason: str = "asked for") -> None:
+        """Stop the server with this key; it is gone when this returns. Nothing to do when there is none."""
+        task = self._booting.get(key)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+        server = self._by_key.get(key)
+        if server is not None:
+            await self._stop(server, reason)
+
+    async def _stop(self, server: Server, reason: str) -> None:
+        task = self._stopping.get(server.label)
+        if task is None:
+            if server.state != "ready":
+                return
+            server.state = "stopping"
+            self._core.log("backend", state="stopping", reason=reason, **server.journal_fields())
+            self._core.boundary()
+            self.turns(server).died(f"Backend {server.label} was stopped: {reason}.")
+            task = asyncio.ensure_future(self._clear(server, "stopped", reason=reason))
+            self._stopping[server.label] = task
+            task.add_done_callback(lambda _: self._stopping.pop(server.label, None))
+        await asyncio.shield(task)
+
+    async def _clear(self, server: Server, state: str, *, reason: str) -> None:
+        """End whatever is left of a server, and forget it."""
+        core = self._core
+        left: list[int] = []
+        if server.attached:
+            core.members.release(server.label)
+        else:
+            # What died has no claim to grace for its helpers.
+            given = 0.0 if state in ("failed", "died") else server.plan.stop_grace
+            if self._most_grace is not None:
+                given = min(given, self._most_grace)
+            left = await processes.end_tree(core.members, server.label, grace=given, reap=self.reap)
+            self.reap()
+        if server.watch is not None:
+            server.unwatch()
+        if server.process is not None:
+            server.exit_code = server.process.poll()
+        server.state = state
+        server.gone.set()
+        if self._by_key.get(server.key) is server:
+            del self._by_key[server.key]
+        self._turns.pop(server.label, None)
+        fields = server.journal_fields()
+        if left:
+            core.log("note", text=f"processes {left} of backend {server.label} did not end after SIGKILL")
+        core.log("backend", state=state, reason=reason, exit_code=server.exit_code, **fields)
+        core.boundary()
+
+    async def restart(self, key: str, window: Window | None) -> Running:
+        """Stop the server with this key and start it again, as the next generation.
+
+        :raises BackendError: there is none, or it is not this run's to restart. :raises BootFailed, BootTimeout: as in
+            :meth:`acquire`.
+        """
+        server = self.get(key)
+        if server.attached:
+            raise BackendError(f"Backend {server.name!r} is attached; what this run did not start it does not restart.")
+        users = self._windows.using(server)
+        await self._stop(server, "restart")
+        running = await self.acquire(server.plan, window)
+        for user in users:
+            # The others that share it go on with the new one.
+            if user is not window and self._by_key.get(key) is not None:
+                self._windows.use(user, self._by_key[key])
+        return running
+
+    async def end(self, grace: float) -> None:
+        """Stop everything at the same time, with at most ``grace`` seconds each; nothing is started after this."""
+        self._closed = True
+        self._most_grace = grace
+        boots = list(self._booting.values())
+        for task in boots:
+            task.cancel()
+        tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(asyncio.wait(boots))] if boots else []
+        tasks += [asyncio.ensure_future(self._stop(server, "the run ended")) for server in list(self._by_key.values())]
+        if tasks:
+            await asyncio.wait(tasks)

@@ -1,0 +1,487 @@
+"""The keeper proper: its socket, its sampling loop, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from pytest_vram.errors import BackendError, KeeperError, VramError
+from pytest_vram.journal import KINDS
+from pytest_vram.keeper import parents, wire
+from pytest_vram.keeper.core import Core, sampling
+from pytest_vram.keeper.messages import (
+    PROTOCOL,
+    Acquire,
+    Close,
+    Done,
+    EndTurn,
+    Failed,
+    Finish,
+    Granted,
+    Hello,
+    Launch,
+    Note,
+    Now,
+    Open,
+    Opened,
+    Peek,
+    Reply,
+    Request,
+    Restart,
+    State,
+    Status,
+    Stop,
+    Turn,
+    Welcome,
+)
+from pytest_vram.keeper.processes import Watch
+from pytest_vram.keeper.server import Server
+from pytest_vram.keeper.servers import Servers
+from pytest_vram.keeper.turns import Turns
+from pytest_vram.keeper.windows import Window, Windows
+from pytest_vram.measure import PYTEST, procfs
+
+_ROLES = ("controller", "worker", "turn", "viewer")
+_READERS = (Hello, Status)
+_GREETING_SECONDS = 30.0
+#: Seconds that servers and workers get after SIGTERM when the run is over; all must be gone within 3 s.
+_END_GRACE = 1.0
+_OWN_KINDS = frozenset({"run", "keeper", "device", "process", "sample", "gap", "backend", "window", "end"})
+
+
+class Connection:
+    """One client. Its end releases all that it holds."""
+
+    def __init__(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.number = number
+        self.reader = reader
+        self.writer = writer
+        self.role = ""
+        self.pid = 0
+        self.watch: Watch | None = None
+        self.turn: tuple[Window, Turns | None] | None = None
+
+
+class Service:
+    """Everything that a keeper does, in one thread."""
+
+    def __init__(self, launch: Launch, guard: int) -> None:
+        self.launch = launch
+        self.core = Core(launch, guard)
+        self.windows = Windows(self.core)
+        self.servers = Servers(self.core, self.windows)
+        self._connections: dict[int, Connection] = {}
+        self._workers: dict[int, int] = {}
+        self._next = 0
+        self._ended = asyncio.Event()
+        self._ending: asyncio.Task[None] | None = None
+        self._outcome = ""
+
+    # ------------------------------------------------------------ life
+
+    async def run(self, listening: socket.socket, ready: Callable[[], None]) -> None:
+        """Serve until the run ends."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._finish_soon, f"the keeper was told to end ({number.name})")
+        for number in (signal.SIGINT, signal.SIGQUIT):
+            # Ctrl-C is pytest's. A handler, and not "ignore", because servers would inherit that.
+            loop.add_signal_handler(number, lambda: None)
+        loop.add_signal_handler(signal.SIGCHLD, self.servers.reap)
+        server = await asyncio.start_unix_server(self._serve, sock=listening, limit=1 << 20)
+        pid, start = self.launch.controller
+        self.core.members.adopt(pid, PYTEST)
+        controller = Watch(pid, start, lambda: self._finish_soon("the controller is gone", gone=True))
+        sampler = asyncio.ensure_future(self._sample())
+        sampler.add_done_callback(self._sampler_ended)
+        ready()
+        try:
+            await self._ended.wait()
+        finally:
+            sampler.cancel()
+            controller.cancel()
+            server.close()
+            for connection in list(self._connections.values()):
+                connection.writer.close()
+            self.core.timeline.close_probes()
+            self.core.journal.close()
+
+    def _sampler_ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task.exception() is None:
+            return
+        # Without sampling no figure can be trusted: better no keeper than a blind one.
+        error = task.exception()
+        self.core.log("note", text=f"sampling broke: {error!r}")
+        sys.stderr.write(f"sampling broke: {error!r}\n")
+        self._finish_soon(f"sampling broke: {error!r}")
+
+    async def _sample(self) -> None:
+        """Tick at absolute deadlines, so that lateness does not add up."""
+        period = max(1.0, self.launch.interval_ms) / 1e3
+        due = time.monotonic()
+        while True:
+            due += period
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            late = time.monotonic() - due
+            if late > 3 * period:
+                self.core.log("gap", late_ms=round(late * 1e3, 3))
+                due += late // period * period
+            self.core.tick()
+
+    def _finish_soon(self, reason: str, *, gone: bool = False) -> None:
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._finish(reason, gone=gone))
+
+    async def _finish(self, reason: str, *, gone: bool = False) -> None:
+        """End every server, and the workers of a controller that is gone; write the last line."""
+        core = self.core
+        try:
+            workers = asyncio.ensure_future(self._end_workers() if gone else asyncio.sleep(0))
+            await asyncio.wait([workers, asyncio.ensure_future(self.servers.end(_END_GRACE))])
+            for connection in self._connections.values():
+                for window in self.windows.of(connection.number):
+                    self._abandon(window)
+            core.flush()
+            core.log(
+                "end",
+                reason=reason,
+                outcome=self._outcome,
+                sampling=sampling(core.timeline.rate()),
+                cpu_share=core.cpu_share(),
+                lost=core.journal.lost,
+            )
+        finally:
+            try:
+                os.unlink(self.launch.socket)
+            except OSError:
+                pass
+            if self._outcome:
+                # The reply to Finish goes out first; whoever asked may be gone already.
+                asyncio.get_running_loop().call_later(0.5, self._ended.set)
+            else:
+                self._ended.set()
+
+    async def _end_workers(self) -> None:
+        """Workers of xdist outlive a killed controller by seconds; the run is over for them."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            deadline = time.monotonic() + _END_GRACE
+            while time.monotonic() < deadline:
+                left = [pid for pid, start in self._workers.items() if procfs.alive(pid, start)]
+                if not left:
+                    return
+                for pid in left:
+                    try:
+                        os.kill(pid, number)
+                        os.kill(pid, signal.SIGCONT)
+                    except OSError:
+                        continue
+                await asyncio.sleep(0.05)
+
+    # ------------------------------------------------------------ connections
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._next += 1
+        connection = Connection(self._next, reader, writer)
+        self._connections[connection.number] = connection
+        try:
+            await self._converse(connection)
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        except wire.BadFrame as error:
+            self.core.log("note", text=f"a connection was closed: {error}")
+        except asyncio.CancelledError:
+            pass
+        finally:
+            self._release(connection)
+            writer.close()
+
+    async def _converse(self, connection: Connection) -> None:
+        """Read requests and answer them in order; a client that goes away while it waits ends its request."""
+        first = await asyncio.wait_for(self._receive(connection), _GREETING_SECONDS)
+        if not isinstance(first, Hello):
+            raise wire.BadFrame("the first message was not a greeting")
+        await self._answer(connection, first)
+        if not connection.role:
+            return
+        coming = asyncio.ensure_future(self._receive(connection))
+        try:
+            while True:
+                request = await coming
+                coming = asyncio.ensure_future(self._receive(connection))
+                work = asyncio.ensure_future(self._answer(connection, request))
+                try:
+                    while not work.done():
+                        waiting: set[asyncio.Future[None] | asyncio.Future[Request]] = {work}
+                        if not coming.done():
+                            waiting.add(coming)
+                        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                        if coming.done() and not work.done():
+                            # A second request waits for the first; an end of file does not.
+                            if coming.exception() is not None:
+                                break
+                            await work
+                finally:
+                    if not work.done():
+                        work.cancel()
+                        await asyncio.wait({work})
+                work.result()
+        finally:
+            coming.cancel()
+            if coming.done() and not coming.cancelled():
+                coming.exception()
+
+    async def _receive(self, connection: Connection) -> Request:
+        header = await connection.reader.readexactly(wire.HEADER)
+        return wire.request(await connection.reader.readexactly(wire.length(header)))
+
+    async def _answer(self, connection: Connection, request: Request) -> None:
+        reply: Reply | None
+        try:
+            reply = await self._reply(connection, request)
+        except VramError as error:
+            reply = Failed(error=type(error).__name__, message=str(error))
+        if reply is None:
+            return
+        connection.writer.write(wire.frame(reply))
+        await asyncio.wait_for(connection.writer.drain(), _GREETING_SECONDS)
+        if isinstance(request, Finish) and isinstance(reply, Done):
+            self._ended.set()
+
+    def _release(self, connection: Connection) -> None:
+        """Give back all that a connection held."""
+        self._connections.pop(connection.number, None)
+        if connection.watch is not None:
+            connection.watch.cancel()
+        if connection.turn is not None:
+            window, turns = connection.turn
+            connection.turn = None
+            if turns is not None:
+                turns.release()
+            self._abandon(window)
+        for window in self.windows.of(connection.number):
+            self._abandon(window)
+        if connection.role == "controller" and not any(
+            other.role == "controller" for other in self._connections.values()
+        ):
+            # Its end is the run's end; a moment later its process will be gone as well, or it is broken.
+            gone = not procfs.alive(*self.launch.controller)
+            self._finish_soon("the controller closed its connection", gone=gone)
+
+    def _abandon(self, window: Window) -> None:
+        try:
+            self.windows.close(window.number, abandoned=True)
+        except KeeperError:
+            pass  # closed with the window around it
+
+    # ------------------------------------------------------------ requests
+
+    async def _reply(self, connection: Connection, request: Request) -> Reply | None:
+        if connection.role == "viewer" and not isinstance(request, _READERS):
+            raise KeeperError("A viewer may only look.")
+        match request:
+            case Hello():
+                return self._hello(connection, request)
+            case Open():
+                return await self._open(connection, request)
+            case Close():
+                return self.windows.close(request.window, record=request.record)
+            case Peek():
+                return self.windows.peek(request.window)
+            case Now():
+                return await self.windows.now(request.window, min(request.settle, 600.0), request.tolerance)
+            case Acquire():
+                return await self.servers.acquire(request.plan, self._window(request.window))
+            case Restart():
+                return await self.servers.restart(request.key, self._window(request.window))
+            case Stop():
+                await self.servers.stop(request.key)
+                return Done()
+            case Turn():
+                return await self._turn(connection, request)
+            case EndTurn():
+                return self._end_turn(connection, request)
+            case Note():
+                self._note(request)
+                return None
+            case Status():
+                return self._state()
+            case Finish():
+                return await self._finish_now(connection, request)
+
+    def _window(self, number: int | None) -> Window | None:
+        return self.windows.get(number) if number is not None else None
+
+    def _hello(self, connection: Connection, hello: Hello) -> Welcome:
+        if hello.protocol != PROTOCOL:
+            raise KeeperError(
+                f"This keeper speaks protocol {PROTOCOL} and the client {hello.protocol}: two versions of pytest-vram"
+                " are mixed in one run."
+            )
+        if hello.role not in _ROLES:
+            raise KeeperError(f"{hello.role!r} is not a role: known are {', '.join(_ROLES)}.")
+        if connection.role:
+            raise KeeperError("This connection has greeted already.")
+        if hello.role in ("controller", "worker"):
+            if not procfs.alive(hello.pid, hello.start_time):
+                raise KeeperError(f"There is no process {hello.pid} with that start time here.")
+            self.core.members.adopt(hello.pid, PYTEST)
+            if hello.role == "worker":
+                self._workers[hello.pid] = hello.start_time
+            self.core.boundary()
+        connection.role, connection.pid = hello.role, hello.pid
+        if hello.role != "viewer":
+            # A forked child may keep the socket open after the process that spoke is dead.
+            connection.watch = Watch(hello.pid, hello.start_time, lambda: connection.writer.transport.abort())
+        return Welcome(
+            pid=self.core.pid,
+            run=self.launch.run,
+            folder=self.launch.folder,
+            generation=self.core.generation,
+            devices=self.core.devices,
+        )
+
+    async def _open(self, connection: Connection, request: Open) -> Opened:
+        if connection.role == "controller" and request.kind == "test":
+            self.core.controller_tests = True
+        window, waited = await self.windows.open(
+            request.kind,
+            request.name,
+            connection.number,
+            connection.pid,
+            parent=request.parent,
+            exclusive=request.exclusive,
+        )
+        return Opened(window=window.number, t=window.span.t, waited=round(waited, 6))
+
+    async def _turn(self, connection: Connection, request: Turn) -> Granted:
+        if connection.turn is not None:
+            raise KeeperError("This connection has a turn already; end it first.")
+        server: Server = self.servers.get(request.key)
+        before = time.monotonic()
+        turns: Turns | None = None
+        if request.serial:
+            turns = self.servers.turns(server)
+            await turns.take(request.timeout)
+        try:
+            window, _ = await self.windows.open(
+                "request", request.request, connection.number, connection.pid, parent=request.parent
+            )
+            if server.label not in window.servers:
+                self.windows.use(window, server)
+        except BaseException:
+            if turns is not None:
+                turns.release()
+            raise
+        connection.turn = (window, turns)
+        return Granted(window=window.number, waited=round(time.monotonic() - before, 6))
+
+    def _end_turn(self, connection: Connection, request: EndTurn) -> Reply:
+        if connection.turn is None:
+            raise KeeperError("This connection has no turn to end.")
+        window, turns = connection.turn
+        connection.turn = None
+        try:
+            closed = self.windows.close(window.number)
+        finally:
+            if turns is not None:
+                turns.release()
+        if request.record:
+            self.core.log("request", **{**_plain(request.record), "window": window.number, "peaks": closed.run})
+        return closed
+
+    def _note(self, note: Note) -> None:
+        kind = note.kind if note.kind in KINDS and note.kind not in _OWN_KINDS else "note"
+        fields = _plain(note.fields)
+        if kind != note.kind:
+            fields["of_kind"] = note.kind
+        self.core.log(kind, **fields)
+
+    def _state(self) -> State:
+        core = self.core
+        return State(
+            pid=core.pid,
+            run=self.launch.run,
+            t=time.monotonic_ns(),
+            devices=core.devices,
+            backends=self.servers.table(),
+            windows=self.windows.table(),
+            sampling=sampling(core.timeline.rate()),
+            own_cpu_share=core.cpu_share(),
+            journal_trouble=core.journal_trouble,
+        )
+
+    async def _finish_now(self, connection: Connection, request: Finish) -> Done:
+        if connection.role != "controller":
+            raise KeeperError("Only the controller may finish the run.")
+        self._outcome = request.outcome or "finished"
+        self._finish_soon("the run is finished")
+        if self._ending is None:
+            raise BackendError("The run cannot be ended.")
+        await asyncio.shield(self._ending)
+        return Done()
+
+
+def _plain(fields: dict[str, object]) -> dict[str, object]:
+    """Fields of a client's line, without the keys that every line has of its own."""
+    return {key: value for key, value in fields.items() if key not in ("v", "t", "kind")}
+
+
+def run(text: bytes, guard: int) -> None:
+    """Be the keeper that ``text`` (a :class:`Launch` as JSON) describes. Never returns.
+
+    Writes ``ready`` to standard output once it listens, or one sentence why it cannot; from then on both standard
+    output and standard error are its log.
+    """
+    code = 1
+    try:
+        launch = msgspec.json.decode(text, type=Launch)
+        parents.adopt_orphans()
+        listening = _listen(launch.socket)
+        asyncio.run(_main(launch, guard, listening))
+        code = 0
+    except (msgspec.MsgspecError, VramError, OSError) as error:
+        _say(f"{error}.".encode())
+        sys.stderr.write(f"the keeper ends: {error}\n")
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if code:
+            import traceback
+
+            traceback.print_exc()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+async def _main(launch: Launch, guard: int, listening: socket.socket) -> None:
+    service = Service(launch, guard)
+    await service.run(listening, lambda: _say(b"ready"))
+
+
+def _listen(path: str) -> socket.socket:
+    Path(path).unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o077)
+    try:
+        listening.bind(path)
+    finally:
+        os.umask(mask)
+    listening.listen(128)
+    return listening
+
+
+def _say(words: bytes) -> None:
+    """Tell whoever started the keeper, once; the pipe is given up for the log."""
+    try:
+        os.write(1, words + b"\n")
+        os.dup2(2, 1)
+    except OSError:
+        pass

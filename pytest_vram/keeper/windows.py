@@ -1,0 +1,361 @@
+"""Windows: what is open, and what each of them saw."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from pytest_vram.errors import KeeperError
+from pytest_vram.keeper.core import Core, sampling
+from pytest_vram.keeper.messages import Closed, Figures, Share
+from pytest_vram.keeper.server import Server
+from pytest_vram.measure import PYTEST, Span
+from pytest_vram.readings import Measured, Reading, larger
+
+_KINDS = ("test", "phase", "request")
+_MOST_OVERLAPPED = 200
+_MOST_SHARES = 20
+_BETWEEN_READS = 0.1
+
+
+class Window:
+    """An open window. ``holder`` is the connection that opened it."""
+
+    def __init__(self, number: int, kind: str, name: str, holder: int, parent: Window | None, span: Span) -> None:
+        self.number = number
+        self.kind = kind
+        self.name = name
+        self.holder = holder
+        self.parent = parent
+        self.span = span
+        self.exclusive = False
+        self.servers: dict[str, Server] = dict(parent.servers) if parent else {}
+        self.baseline: dict[str, Measured] = {}
+        self.baseline_backend: dict[str, Measured] = {}
+        self.phases: dict[str, dict[str, Measured]] = {}
+        self.overlapped: dict[str, None] = {}
+        self.deaths: list[str] = []
+        self.trouble: dict[str, None] = {}
+
+
+class Admission:
+    """Who may run a test now: any number at once, or one alone; in the order of asking, so that nobody starves."""
+
+    def __init__(self) -> None:
+        self._inside: dict[int, bool] = {}
+        self._owners: dict[int, int] = {}
+        self._queue: deque[tuple[int, bool, asyncio.Future[int]]] = deque()
+        self._next = 0
+
+    async def enter(self, holder: int, exclusive: bool) -> int:
+        """Wait for admission; returns the ticket for :meth:`leave`. Tests of the same connection never wait for each
+        other: the outer one of two nested tests would wait for ever."""
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        entry = (holder, exclusive, future)
+        self._queue.append(entry)
+        self._admit()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if entry in self._queue:
+                self._queue.remove(entry)
+            elif future.done() and not future.cancelled():
+                self.leave(future.result())
+            self._admit()
+            raise
+
+    def leave(self, ticket: int) -> None:
+        """Give the admission back."""
+        self._inside.pop(ticket, None)
+        self._owners.pop(ticket, None)
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._queue:
+            holder, exclusive, future = self._queue[0]
+            if future.done():
+                self._queue.popleft()
+                continue
+            others = [alone for ticket, alone in self._inside.items() if self._owners[ticket] != holder]
+            if any(others) or (exclusive and others):
+                return
+            self._queue.popleft()
+            self._next += 1
+            self._inside[self._next] = exclusive
+            self._owners[self._next] = holder
+            future.set_result(self._next)
+
+
+class Windows:
+    """All open windows."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._open: dict[int, Window] = {}
+        self._tickets: dict[int, int] = {}
+        self._admission = Admission()
+        self._next = 0
+
+    def get(self, number: int) -> Window:
+        """The open window with this number.
+
+        :raises KeeperError: there is none.
+        """
+        window = self._open.get(number)
+        if window is None:
+            raise KeeperError(f"There is no open window {number}; it was closed, or opened at an earlier keeper.")
+        return window
+
+    def using(self, server: Server) -> list[Window]:
+        """Open windows that use this server."""
+        return [window for window in self._open.values() if server.label in window.servers]
+
+    def of(self, holder: int) -> list[Window]:
+        """Open windows of one connection, innermost first."""
+        return [window for window in reversed(self._open.values()) if window.holder == holder]
+
+    def table(self) -> list[dict[str, Any]]:
+        """What ``Status`` says about them."""
+        return [
+            {
+                "window": window.number,
+                "kind": window.kind,
+                "name": window.name,
+                "t": window.span.t,
+                "backends": sorted(window.servers),
+                "exclusive": window.exclusive,
+            }
+            for window in self._open.values()
+        ]
+
+    async def open(
+        self, kind: str, name: str, holder: int, pid: int, *, parent: int | None = None, exclusive: bool = False
+    ) -> tuple[Window, float]:
+        """Open a window; returns it and the seconds waited.
+
+        :raises KeeperError: an unknown kind or parent.
+        """
+        if kind not in _KINDS:
+            raise KeeperError(f"{kind!r} is not a kind of window: known are {', '.join(_KINDS)}.")
+        above = self.get(parent) if parent is not None else None
+        waited = 0.0
+        ticket: int | None = None
+        if kind == "test":
+            before = time.monotonic()
+            ticket = await self._admission.enter(holder, exclusive)
+            waited = time.monotonic() - before
+        core = self._core
+        t = core.light_boundary(core.timeline.last_read)
+        self._next += 1
+        span = core.timeline.open(t, above.span.owners if above else (), pid)
+        window = Window(self._next, kind, name, holder, above, span)
+        window.exclusive = exclusive
+        window.baseline = core.timeline.held("run")
+        if span.owners:
+            window.baseline_backend = core.timeline.held("backend", span.owners)
+        if kind == "test":
+            assert ticket is not None
+            self._tickets[window.number] = ticket
+            self._overlap(window)
+        self._open[window.number] = window
+        core.log("window", event="open", window=window.number, name=name, what=kind, parent=parent)
+        return window, waited
+
+    def _overlap(self, new: Window) -> None:
+        for other in self._open.values():
+            if other.kind != "test":
+                continue
+            for one, two in ((new, other), (other, new)):
+                if len(one.overlapped) < _MOST_OVERLAPPED:
+                    one.overlapped[two.name] = None
+
+    def use(self, window: Window, server: Server) -> None:
+        """Let a window, and what is open inside it, use a server from now on. Call at a boundary."""
+        for inner in self._open.values():
+            if self._within(inner, window) and server.label not in inner.servers:
+                inner.servers[server.label] = server
+                timeline = self._core.timeline
+                timeline.use(inner.span, (server.label,))
+                for label, figure in timeline.held("backend", frozenset({server.label})).items():
+                    before = inner.baseline_backend.get(label)
+                    if isinstance(before, Reading) and isinstance(figure, Reading):
+                        figure = msgspec.structs.replace(before, bytes=before.bytes + figure.bytes)
+                    inner.baseline_backend[label] = figure
+
+    @staticmethod
+    def _within(inner: Window | None, window: Window) -> bool:
+        while inner is not None:
+            if inner is window:
+                return True
+            inner = inner.parent
+        return False
+
+    def died(self, server: Server, sentence: str) -> None:
+        """A server died: every window that uses it says so."""
+        for window in self.using(server):
+            window.deaths.append(sentence)
+
+    def trouble(self, sentence: str) -> None:
+        """A measurement fault: every open window says so, once."""
+        for window in self._open.values():
+            window.trouble[sentence] = None
+
+    def peek(self, number: int) -> Closed:
+        """Figures of an open window so far."""
+        window = self.get(number)
+        t = self._core.boundary()
+        return self._closed(window, t)
+
+    def close(self, number: int, *, record: dict[str, Any] | None = None, abandoned: bool = False) -> Closed:
+        """Close a window, and whatever is still open inside it.
+
+        :raises KeeperError: there is no such window.
+        """
+        window = self.get(number)
+        inner = [other for other in self._open.values() if other is not window and self._within(other, window)]
+        t = self._core.light_boundary(window.span.t)
+        for other in reversed(inner):
+            self._end(other, t, record=None, abandoned=abandoned)
+        return self._end(window, t, record=record, abandoned=abandoned)
+
+    def _end(self, window: Window, t: int, *, record: dict[str, Any] | None, abandoned: bool) -> Closed:
+        core = self._core
+        core.timeline.close(window.span)
+        del self._open[window.number]
+        ticket = self._tickets.pop(window.number, None)
+        if ticket is not None:
+            self._admission.leave(ticket)
+        closed = self._closed(window, t)
+        if window.kind == "phase" and window.parent is not None:
+            _merge(window.parent.phases, window.name, closed.run)
+        fields: dict[str, Any] = {
+            "event": "close",
+            "window": window.number,
+            "name": window.name,
+            "what": window.kind,
+            "backends": sorted(window.servers),
+            "closed": closed,
+        }
+        if record:
+            fields["record"] = record
+        if abandoned:
+            fields["abandoned"] = True
+        core.log("window", **fields)
+        return closed
+
+    async def now(self, number: int | None, settle: float, tolerance: int) -> Figures:
+        """Current figures, after two reads that agree where ``settle`` seconds may be waited.
+
+        :raises KeeperError: there is no such window.
+        """
+        core = self._core
+        owners = self.get(number).span.owners if number is not None else frozenset[str]()
+        deadline = time.monotonic() + settle
+        figures = self._figures(owners)
+        while settle > 0:
+            before = figures
+            await asyncio.sleep(_BETWEEN_READS)
+            figures = self._figures(owners)
+            if _agree(before, figures, tolerance):
+                break
+            if time.monotonic() >= deadline:
+                return msgspec.structs.replace(figures, settled=False)
+        core.flush()
+        return figures
+
+    def _figures(self, owners: frozenset[str]) -> Figures:
+        t = self._core.boundary()
+        timeline = self._core.timeline
+        return Figures(t=t, run=timeline.now("run"), backend=timeline.now("backend", owners) if owners else {})
+
+    def _closed(self, window: Window, t: int) -> Closed:
+        timeline = self._core.timeline
+        span = window.span
+        run = timeline.peaks(span, "run")
+        backend = timeline.peaks(span, "backend")
+        host = timeline.host_peak(span)
+        phases = {name: dict(peaks) for name, peaks in window.phases.items()}
+        boot = False
+        if window.kind == "test":
+            for server in window.servers.values():
+                for label, peak in server.boot_peak.items():
+                    backend[label] = larger([backend[label], peak]) if label in backend else peak
+                    decided, figure = _with_boot(run.get(label), peak, server.label)
+                    run[label] = figure
+                    boot = boot or decided
+                if server.host_boot_peak is not None:
+                    host = larger([host, server.host_boot_peak]) if host is not None else server.host_boot_peak
+                for phase in server.phases:
+                    if phase.peak:
+                        _merge(phases, phase.name, phase.peak)
+        trouble = dict(window.trouble)
+        if self._core.journal_trouble is not None:
+            trouble[self._core.journal_trouble] = None
+        return Closed(
+            t0=span.t,
+            t1=t,
+            run=run,
+            backend=backend,
+            process=timeline.peaks(span, "process"),
+            device=timeline.peaks(span, "device"),
+            baseline=window.baseline,
+            baseline_backend=window.baseline_backend,
+            host=host,
+            phases=phases,
+            boot=boot,
+            overlapped=list(window.overlapped),
+            shares=_shares(span),
+            deaths=list(window.deaths),
+            trouble=list(trouble),
+            sampling=sampling(timeline.rate(span)),
+        )
+
+
+def _with_boot(run: Measured | None, boot: Measured, label: str) -> tuple[bool, Measured]:
+    """The run's peak with a backend's boot peak, and whether the boot decided it."""
+    if isinstance(boot, Reading):
+        boot = msgspec.structs.replace(boot, scope="run", note="; ".join(filter(None, [f"boot of {label}", boot.note])))
+    if run is None:
+        return True, boot
+    figure = larger([run, boot])
+    decided = isinstance(run, Reading) and isinstance(boot, Reading) and boot.upper > run.upper
+    return decided, figure
+
+
+def _merge(phases: dict[str, dict[str, Measured]], name: str, peaks: dict[str, Measured]) -> None:
+    table = phases.setdefault(name, {})
+    for label, peak in peaks.items():
+        table[label] = larger([table[label], peak]) if label in table else peak
+
+
+def _shares(span: Span) -> list[Share]:
+    found = sorted(span.shares.values(), key=lambda held: -held.bytes)[:_MOST_SHARES]
+    return [
+        Share(
+            pid=held.pid,
+            name=held.name,
+            device=held.device,
+            bytes=held.bytes,
+            backend=held.owner if held.owner not in ("test", PYTEST) else None,
+        )
+        for held in found
+    ]
+
+
+def _agree(one: Figures, two: Figures, tolerance: int) -> bool:
+    pairs: Iterable[tuple[Measured, Measured | None]] = [
+        *((figure, two.run.get(label)) for label, figure in one.run.items()),
+        *((figure, two.backend.get(label)) for label, figure in one.backend.items()),
+    ]
+    for before, after in pairs:
+        if isinstance(before, Reading) and isinstance(after, Reading):
+            if abs(before.bytes - after.bytes) > tolerance:
+                return False
+        elif type(before) is not type(after):
+            return False
+    return True

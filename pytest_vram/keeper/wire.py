@@ -1,0 +1,63 @@
+"""Frames: a 4-byte big-endian length, then that many bytes of JSON."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pytest_vram.keeper.messages import LARGEST, Reply, Request
+
+_ENCODER = msgspec.json.Encoder()
+_REQUESTS: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+_REPLIES: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
+HEADER = 4
+
+
+class BadFrame(Exception):
+    """A frame that is too long or not a message; the connection it came on is of no more use."""
+
+
+def frame(message: Request | Reply) -> bytes:
+    """The message as a frame.
+
+    :raises BadFrame: larger than :data:`~pytest_vram.keeper.messages.LARGEST`, or not encodable.
+    """
+    try:
+        body = _ENCODER.encode(message)
+    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+        raise BadFrame(f"the message cannot be written as JSON: {error}") from None
+    if len(body) > LARGEST:
+        raise BadFrame(f"the message has {len(body):,} bytes and the largest allowed is {LARGEST:,}")
+    return len(body).to_bytes(HEADER, "big") + body
+
+
+def length(header: bytes) -> int:
+    """Length of the body that follows.
+
+    :raises BadFrame: longer than allowed.
+    """
+    size = int.from_bytes(header, "big")
+    if size > LARGEST:
+        raise BadFrame(f"a message of {size:,} bytes was announced and the largest allowed is {LARGEST:,}")
+    return size
+
+
+def request(body: bytes) -> Request:
+    """Decode a request.
+
+    :raises BadFrame: with what is wrong.
+    """
+    try:
+        return _REQUESTS.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadFrame(f"not a request: {error}") from None
+
+
+def reply(body: bytes) -> Reply:
+    """Decode a reply.
+
+    :raises BadFrame: with what is wrong.
+    """
+    try:
+        return _REPLIES.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadFrame(f"not a reply: {error}") from None

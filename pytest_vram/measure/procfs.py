@@ -1,0 +1,331 @@
+"""Reading single processes, sockets and machine figures from ``/proc``.
+
+Every function takes the root of the file system as ``proc``, so that tests can lay out machines of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+#: Flag of ``/proc/PID/stat`` (``PF_FORKNOEXEC``): forked, and has not executed a program of its own yet.
+FORKED_NOT_EXECUTED = 0x40
+
+_LISTEN = "0A"
+
+
+class Stat(NamedTuple):
+    """The fields of ``/proc/PID/stat`` that are used here; ``start`` is field 22, in clock ticks since boot."""
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    session: int
+    flags: int
+    start: int
+
+
+def read_stat(pid: int, proc: str = "/proc") -> Stat | None:
+    """The process with this PID, or ``None`` when there is none (or this user may not see it)."""
+    try:
+        with open(f"{proc}/{pid}/stat", "rb") as stream:
+            text = stream.read()
+    except OSError:
+        return None
+    # The name is in parentheses and may itself hold spaces and parentheses.
+    opening, closing = text.find(b"("), text.rfind(b")")
+    fields = text[closing + 2 :].split()
+    if opening < 0 or len(fields) < 20:
+        return None
+    return Stat(
+        pid=pid,
+        name=text[opening + 1 : closing].decode("utf-8", "replace"),
+        state=fields[0].decode(),
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        flags=int(fields[6]),
+        start=int(fields[19]),
+    )
+
+
+def start_time(pid: int, proc: str = "/proc") -> int:
+    """Field 22 of ``/proc/PID/stat``: with the PID it names one process for good, reused PIDs included.
+
+    :raises ProcessLookupError: no such process here.
+    """
+    stat = read_stat(pid, proc)
+    if stat is None:
+        raise ProcessLookupError(f"there is no process {pid} in {proc}")
+    return stat.start
+
+
+def alive(pid: int, start: int, proc: str = "/proc") -> bool:
+    """Whether the process that began at ``start`` still runs; a zombie does not."""
+    stat = read_stat(pid, proc)
+    return stat is not None and stat.start == start and stat.state not in "ZX"
+
+
+def pids(proc: str = "/proc") -> list[int]:
+    """PIDs of every process that can be seen."""
+    return [int(name) for name in os.listdir(proc) if name.isdigit()]
+
+
+def command_line(pid: int, proc: str = "/proc") -> list[str]:
+    """Arguments of a process, empty when they cannot be read."""
+    try:
+        with open(f"{proc}/{pid}/cmdline", "rb") as stream:
+            text = stream.read()
+    except OSError:
+        return []
+    return [part.decode("utf-8", "replace") for part in text.rstrip(b"\0").split(b"\0")] if text else []
+
+
+def environment_value(pid: int, name: str, proc: str = "/proc") -> str | None:
+    """A variable of the environment that a process was started with, or ``None``."""
+    try:
+        with open(f"{proc}/{pid}/environ", "rb") as stream:
+            text = stream.read()
+    except OSError:
+        return None
+    prefix = name.encode() + b"="
+    for part in text.split(b"\0"):
+        if part.startswith(prefix):
+            return part[len(prefix) :].decode("utf-8", "replace")
+    return None
+
+
+def children(pid: int, proc: str = "/proc") -> list[int] | None:
+    """PIDs of direct children from ``task/*/children``; ``None`` where the kernel has no such file."""
+    found: list[int] = []
+    try:
+        tasks = os.listdir(f"{proc}/{pid}/task")
+    except OSError:
+        return []
+    for task in tasks:
+        try:
+            with open(f"{proc}/{pid}/task/{task}/children", "rb") as stream:
+                found.extend(int(child) for child in stream.read().split())
+        except FileNotFoundError:
+            if os.path.exists(f"{proc}/{pid}/task/{task}/stat"):
+                return None
+        except OSError:
+            continue
+    return found
+
+
+class Memory(NamedTuple):
+    """Memory of one process in bytes, from ``/proc/PID/status``."""
+
+    mark: int
+    resident: int
+    anonymous: int
+    swap: int
+
+
+_FIELDS = {b"VmHWM": "mark", b"VmRSS": "resident", b"RssAnon": "anonymous", b"VmSwap": "swap"}
+
+
+def parse_memory(status: bytes) -> Memory | None:
+    """Memory lines of ``/proc/PID/status`` (kB there); ``None`` for zombies and kernel threads, which have none."""
+    found: dict[str, int] = {}
+    for line in status.splitlines():
+        name, _, rest = line.partition(b":")
+        field = _FIELDS.get(name)
+        if field is not None:
+            found[field] = int(rest.split()[0]) * 1024
+            if len(found) == len(_FIELDS):
+                break
+    if "resident" not in found:
+        return None
+    return Memory(
+        mark=found.get("mark", found["resident"]),
+        resident=found["resident"],
+        anonymous=found.get("anonymous", found["resident"]),
+        swap=found.get("swap", 0),
+    )
+
+
+def read_memory(pid: int, proc: str = "/proc") -> Memory | None:
+    """Memory of one process; ``None`` when it is gone, has none, or may not be read."""
+    try:
+        with open(f"{proc}/{pid}/status", "rb") as stream:
+            return parse_memory(stream.read())
+    except OSError:
+        return None
+
+
+def proportional(pid: int, proc: str = "/proc") -> int | None:
+    """Proportional set size (PSS) in bytes from ``smaps_rollup``; ``None`` when it cannot be read.
+
+    Costs about 3 ms for each 300 MB of the process: not for a sampling loop.
+    """
+    try:
+        with open(f"{proc}/{pid}/smaps_rollup", "rb") as stream:
+            for line in stream:
+                if line.startswith(b"Pss:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        return None
+    return None
+
+
+def shares_memory(first: int, second: int) -> bool:
+    """Whether two processes have one address space (a ``vfork`` child before it executes its program).
+
+    Asks ``kcmp``; where that is not possible, equal memory lines decide.
+    """
+    from pytest_vram.measure import syscalls
+
+    answer = syscalls.same_memory(first, second)
+    if answer is not None:
+        return answer
+    mine = read_memory(first)
+    return mine is not None and mine == read_memory(second)
+
+
+def machine_memory(proc: str = "/proc") -> tuple[int, int] | None:
+    """``MemTotal`` and ``MemAvailable`` in bytes, or ``None``."""
+    try:
+        with open(f"{proc}/meminfo", "rb") as stream:
+            return parse_machine_memory(stream.read())
+    except OSError:
+        return None
+
+
+def parse_machine_memory(text: bytes) -> tuple[int, int] | None:
+    """``MemTotal`` and ``MemAvailable`` of a ``meminfo`` text, in bytes."""
+    found: dict[bytes, int] = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition(b":")
+        if name in (b"MemTotal", b"MemAvailable"):
+            found[name] = int(rest.split()[0]) * 1024
+    if len(found) != 2:
+        return None
+    return found[b"MemTotal"], found[b"MemAvailable"]
+
+
+def control_group_limit(proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> int | None:
+    """The smallest memory limit of this process's control groups in bytes (both versions), or ``None``."""
+    limits: list[int] = []
+    for folder, names in _memory_groups(proc, cgroup):
+        for name in names:
+            try:
+                with open(f"{folder}/{name}") as stream:
+                    text = stream.read().strip()
+            except OSError:
+                continue
+            # Version 1 prints the largest page-aligned number for "no limit".
+            if text.isdigit() and int(text) < 1 << 62:
+                limits.append(int(text))
+    return min(limits, default=None)
+
+
+def out_of_memory_kills(proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> int | None:
+    """How often the kernel killed for lack of memory in this process's control group, or ``None``."""
+    for folder, _ in _memory_groups(proc, cgroup):
+        for name in ("memory.events", "memory.oom_control"):
+            try:
+                with open(f"{folder}/{name}") as stream:
+                    match = re.search(r"^oom_kill (\d+)$", stream.read(), re.MULTILINE)
+            except OSError:
+                continue
+            if match:
+                return int(match[1])
+    return None
+
+
+def _memory_groups(proc: str, cgroup: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Folders of this process's memory groups, innermost first, with the names of their limit files."""
+    try:
+        with open(f"{proc}/self/cgroup") as stream:
+            lines = stream.read().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers == "":
+            yield from _upwards(cgroup, path, ("memory.max", "memory.high"))
+        elif "memory" in controllers.split(","):
+            yield from _upwards(f"{cgroup}/memory", path, ("memory.limit_in_bytes",))
+
+
+def _upwards(base: str, path: str, names: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    parts = [part for part in path.split("/") if part and part != ".."]
+    for length in range(len(parts), -1, -1):
+        yield "/".join([base, *parts[:length]]), names
+
+
+def data_limit(pid: int, proc: str = "/proc") -> int | None:
+    """Soft limit on a process's data size in bytes (``prlimit --data``), or ``None`` when there is none."""
+    try:
+        with open(f"{proc}/{pid}/limits") as stream:
+            match = re.search(r"^Max data size\s+(\S+)", stream.read(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(match[1]) if match and match[1].isdigit() else None
+
+
+class Listener(NamedTuple):
+    """A listening TCP socket: ``address`` as the kernel's hexadecimal, ``wildcard`` for all addresses."""
+
+    inode: int
+    address: str
+    wildcard: bool
+
+
+def listeners(port: int, proc: str = "/proc") -> list[Listener]:
+    """Every listening TCP socket on ``port``, IPv4 and IPv6."""
+    found: list[Listener] = []
+    for name in ("tcp", "tcp6"):
+        try:
+            with open(f"{proc}/net/{name}") as stream:
+                lines = stream.readlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if len(fields) < 10 or fields[3] != _LISTEN:
+                continue
+            address, _, number = fields[1].rpartition(":")
+            if int(number, 16) == port:
+                found.append(Listener(int(fields[9]), address, set(address) == {"0"}))
+    return found
+
+
+def loopback(listener: Listener) -> bool:
+    """Whether a connection to 127.0.0.1 or ::1 can reach this socket."""
+    address = listener.address
+    # IPv4 as one little-endian word; IPv6 as four; ::ffff:127.x is IPv4 within IPv6.
+    return (
+        listener.wildcard
+        or (len(address) == 8 and address.endswith("7F"))
+        or address == "00000000000000000000000001000000"
+        or (address.startswith("0000000000000000FFFF0000") and address.endswith("7F"))
+    )
+
+
+def holds_socket(pid: int, inodes: frozenset[int] | set[int], proc: str = "/proc") -> bool | None:
+    """Whether a process has one of these sockets open; ``None`` when its descriptors may not be read."""
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    try:
+        names = os.listdir(f"{proc}/{pid}/fd")
+    except PermissionError:
+        return None
+    except OSError:
+        return False
+    for name in names:
+        try:
+            if os.readlink(f"{proc}/{pid}/fd/{name}") in wanted:
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def socket_owners(inodes: set[int], proc: str = "/proc") -> list[int]:
+    """PIDs of the visible processes that have one of these sockets open, lowest first."""
+    return sorted(pid for pid in pids(proc) if inodes and holds_socket(pid, inodes, proc))

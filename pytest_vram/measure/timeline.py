@@ -1,0 +1,424 @@
+"""From samples and marks to peaks.
+
+The keeper reads every probe at each tick and at each boundary, folds what it read into every open span, and sets the
+marks back at boundaries. Time between two resets is an *epoch*. The peak of several processes together lies between
+
+* the largest sum of a sample, or the largest single mark, whichever is more, and
+* the largest sum, over the epochs, of the marks of the processes that lived in that epoch.
+
+With one process both are the same figure. With several, an extra reset whenever the marks have become stale keeps
+epochs short, so that the upper end follows the samples closely.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from pytest_vram.measure.members import PYTEST, Member, Members
+from pytest_vram.measure.probes import Figure, HostProbe, Probe, Snapshot
+from pytest_vram.readings import Measured, Reading, Unmeasurable
+
+#: Marks that together exceed the present sum by this much are stale: bytes.
+STALE = 1 << 20
+_KEPT_INTERVALS = 4096
+_MOST_SHARES = 256
+
+NOTHING_SEEN = "no process of this run besides pytest (one that lived shorter than a sampling interval is not seen)"
+
+
+class Rate(NamedTuple):
+    """How a span was sampled, in milliseconds."""
+
+    samples: int
+    interval_ms: float | None
+    longest_gap_ms: float | None
+
+
+class Sums(NamedTuple):
+    """What a group of processes held at one read.
+
+    :ivar held: sum at this moment. :ivar top: largest single mark. :ivar marks: sum of the marks of this epoch.
+    :ivar alive: processes that run. :ivar exact: every one had a mark. :ivar ended: names of those that ended
+        since the read before. :ivar fault: why some figure is missing.
+    """
+
+    held: int
+    top: int
+    marks: int
+    now: int
+    alive: int
+    exact: bool
+    ended: tuple[str, ...] = ()
+    fault: str | None = None
+
+
+class Peak:
+    """The peak of one group of processes on one device over one span."""
+
+    __slots__ = ("_ended", "_exact", "_fault", "_high", "_low", "_seen")
+
+    def __init__(self) -> None:
+        self._low = 0
+        self._high = 0
+        self._seen = False
+        self._exact = True
+        self._ended: list[str] = []
+        self._fault: str | None = None
+
+    def fold(self, sums: Sums) -> None:
+        """Take in one read."""
+        if sums.fault is not None:
+            self._fault = self._fault or sums.fault
+        if sums.alive or sums.ended:
+            self._seen = True
+            self._low = max(self._low, sums.held, sums.top)
+            self._high = max(self._high, self._low, sums.marks)
+            self._exact = self._exact and sums.exact
+            for name in sums.ended:
+                if len(self._ended) < 3 and name not in self._ended:
+                    self._ended.append(name)
+
+    def reading(self, probe: Probe, scope: str, rate: Rate, *, source: str | None = None) -> Measured:
+        """The peak as a figure."""
+        if self._fault is not None:
+            return Unmeasurable(reason=self._fault, scope=scope, device=probe.info.label)
+        notes = [probe.note] if probe.note else []
+        if not self._seen:
+            notes.insert(0, NOTHING_SEEN)
+        if self._ended:
+            notes.append(f"contains a process that ended between two samples ({', '.join(self._ended)})")
+        if not self._exact:
+            reason = probe.unmarked() if isinstance(probe, HostProbe) else None
+            notes.append(reason or "the peak is the largest sample")
+        exact = self._seen and self._exact and not self._ended
+        interval = self._high > self._low
+        sampled = not exact or interval
+        return Reading(
+            bytes=self._low,
+            at_most=self._high if interval else None,
+            source=source or (probe.sources.mark if self._exact else probe.sources.sampled),
+            scope=scope,
+            device=probe.info.label,
+            exact=exact,
+            interval_ms=rate.interval_ms if sampled else None,
+            samples=rate.samples if sampled else None,
+            note="; ".join(notes) or None,
+        )
+
+
+class Held(NamedTuple):
+    """The mark of one process within a span."""
+
+    pid: int
+    name: str
+    owner: str
+    device: str
+    bytes: int
+
+
+class Span:
+    """What one window sees while it is open.
+
+    :ivar owners: backends (``name#generation``) that it uses; may grow.
+    :ivar pid: pytest process that it belongs to, for the scope ``process``.
+    """
+
+    def __init__(self, t: int, ticks: int, owners: Iterable[str] = (), pid: int | None = None) -> None:
+        self.t = t
+        self.ticks = ticks
+        self.owners: frozenset[str] = frozenset(owners)
+        self.pid = pid
+        self.run: dict[str, Peak] = {}
+        self.backend: dict[str, Peak] = {}
+        self.process: dict[str, Peak] = {}
+        self.device: dict[str, Peak] = {}
+        self.host = Peak()
+        self.shares: dict[tuple[str, int], Held] = {}
+        self.longest_gap = 0
+        self.rate: tuple[int, Rate] | None = None
+
+
+class _Line:
+    """One probe with its epoch and its last read."""
+
+    def __init__(self, probe: Probe, counted: bool) -> None:
+        self.probe = probe
+        self.counted = counted
+        self.marks: dict[int, int] = {}
+        self.device_mark: int | None = None
+        self.last = Snapshot({}, None)
+        self.sums: dict[tuple[str, frozenset[str]], Sums] = {}
+
+    def read(self, pids: Sequence[int]) -> None:
+        self.last = snapshot = self.probe.read(pids if self.probe.per_process else ())
+        self.sums = {}
+        for pid, figure in snapshot.processes.items():
+            mark = figure.held if figure.mark is None else max(figure.mark, figure.held)
+            self.marks[pid] = max(self.marks.get(pid, 0), mark)
+        if snapshot.device is not None:
+            figure = snapshot.device
+            mark = figure.held if figure.mark is None else max(figure.mark, figure.held)
+            self.device_mark = max(self.device_mark or 0, mark)
+
+    def new_epoch(self) -> None:
+        self.marks = {}
+        self.device_mark = None
+        self.sums = {}
+
+    def group(self, pids: Sequence[int], ended: Sequence[Member]) -> Sums:
+        held = top = marks = now = count = 0
+        exact = True
+        fault = self.last.fault
+        processes = self.last.processes
+        for pid in pids:
+            mark = self.marks.get(pid)
+            if mark is not None:
+                marks += mark
+                top = max(top, mark)
+            figure = processes.get(pid)
+            if figure is None:
+                fault = fault or self.last.faults.get(pid)
+                continue
+            held += figure.held
+            now += figure.now
+            count += 1
+            exact = exact and figure.mark is not None
+        names = tuple(f"{member.name}, PID {member.pid}" for member in ended)
+        return Sums(held, top, marks, now, count, exact, names, fault)
+
+    def whole(self) -> Sums:
+        figure = self.last.device
+        if figure is None:
+            return Sums(0, 0, 0, 0, 0, False, (), self.last.fault or "the device gives no figure")
+        mark = self.device_mark if self.device_mark is not None else figure.held
+        return Sums(figure.held, mark, mark, figure.now, 1, figure.mark is not None)
+
+
+class Timeline:
+    """All probes and all open spans of a run. One thread; the caller brings the time.
+
+    :param probes: the devices that are judged. :param host: probe of host memory, read in any case (for
+        ``max_host_memory``); where ``cpu`` is among the devices it is one of ``probes``.
+    """
+
+    def __init__(self, probes: Sequence[Probe], host: Probe, members: Members) -> None:
+        self.members = members
+        self._lines = [_Line(probe, True) for probe in probes]
+        hosts = [line for line in self._lines if line.probe is host]
+        self._host = hosts[0] if hosts else _Line(host, False)
+        self._all = self._lines if hosts else [*self._lines, self._host]
+        self._spans: set[Span] = set()
+        self._intervals: deque[tuple[int, int]] = deque(maxlen=_KEPT_INTERVALS)
+        self.ticks = 0
+        self.last_tick: int | None = None
+        self.last_read = 0
+
+    @property
+    def probes(self) -> list[Probe]:
+        """Probes of the judged devices."""
+        return [line.probe for line in self._lines]
+
+    # ------------------------------------------------------------ reading
+
+    def tick(self, now: int) -> None:
+        """One sample."""
+        if self.last_tick is not None:
+            interval = now - self.last_tick
+            self._intervals.append((now, interval))
+            for span in self._spans:
+                span.longest_gap = max(span.longest_gap, now - max(self.last_tick, span.t))
+        self.last_tick = now
+        self.ticks += 1
+        self._read(now, reset=False)
+
+    def boundary(self, now: int, *, scan: bool = True) -> None:
+        """Read, fold into every span, and set all marks back: what comes after is of a new epoch.
+
+        :param scan: look for new processes first; false costs much less, where there can be none.
+        """
+        self._read(now, reset=True, scan=scan)
+
+    def _read(self, now: int, *, reset: bool, scan: bool = True) -> None:
+        members = self.members
+        if scan:
+            members.scan()
+        pids = [member.pid for member in members.all()]
+        for line in self._all:
+            line.read(pids)
+            for pid in line.last.gone:
+                members.forget(pid)
+        self.last_read = now
+        ended = members.ended()
+        for span in self._spans:
+            self._fold(span)
+        if reset or ended or self._stale():
+            for line in self._all:
+                line.probe.reset()
+                line.new_epoch()
+            members.clear_ended()
+
+    def _stale(self) -> bool:
+        sums = self._sums(self._host, "run", frozenset())
+        return sums.alive > 1 and sums.marks > sums.held + STALE
+
+    def _sums(self, line: _Line, scope: str, owners: frozenset[str], pid: int | None = None) -> Sums:
+        key = (scope if pid is None else f"{scope} {pid}", owners)
+        found = line.sums.get(key)
+        if found is None:
+            found = line.sums[key] = self._sum(line, scope, owners, pid)
+        return found
+
+    def _sum(self, line: _Line, scope: str, owners: frozenset[str], pid: int | None) -> Sums:
+        if scope == "device" or (not line.probe.per_process and scope == "run"):
+            return line.whole()
+        if not line.probe.per_process:
+            if scope == "backend" and owners:
+                return self._of_whole_device(line, owners)
+            return Sums(0, 0, 0, 0, 0, True, (), f"{line.probe.info.name} does not say what one process holds")
+        ended = self.members.ended()
+        if scope == "run":
+            return line.group(self.members.run(), [member for member in ended if member.owner != PYTEST])
+        if scope == "backend":
+            return line.group(self.members.group(owners), [member for member in ended if member.owner in owners])
+        return line.group([pid] if pid is not None else [], [])
+
+    def _of_whole_device(self, line: _Line, owners: frozenset[str]) -> Sums:
+        """A device without figures by process: its whole figure is the backend's when no other backend runs."""
+        others = {member.owner for member in self.members.all()} - owners - {PYTEST, "test"}
+        if others:
+            reason = (
+                f"{line.probe.info.name} does not say who holds its memory, and {', '.join(sorted(others))} ran"
+                " at the same time"
+            )
+            return Sums(0, 0, 0, 0, 0, True, (), reason)
+        return line.whole()
+
+    # ------------------------------------------------------------ spans
+
+    def open(self, now: int, owners: Iterable[str] = (), pid: int | None = None) -> Span:
+        """Begin a span. The caller has just called :meth:`boundary`, or knows that nothing runs."""
+        span = Span(now, self.ticks, owners, pid)
+        self._spans.add(span)
+        return span
+
+    def use(self, span: Span, owners: Iterable[str]) -> None:
+        """Let a span use these backends from now on. Call :meth:`boundary` first."""
+        span.owners = span.owners | frozenset(owners)
+
+    def close(self, span: Span) -> None:
+        """End a span; its peaks stay readable."""
+        self._spans.discard(span)
+
+    def _fold(self, span: Span) -> None:
+        for line in self._lines:
+            label = line.probe.info.label
+            span.run.setdefault(label, Peak()).fold(self._sums(line, "run", frozenset()))
+            span.device.setdefault(label, Peak()).fold(self._sums(line, "device", frozenset()))
+            if span.owners:
+                span.backend.setdefault(label, Peak()).fold(self._sums(line, "backend", span.owners))
+            if span.pid is not None and line.probe.per_process:
+                span.process.setdefault(label, Peak()).fold(self._sums(line, "process", frozenset(), span.pid))
+            self._fold_shares(span, line, label)
+        if span.owners:
+            span.host.fold(self._sums(self._host, "backend", span.owners))
+
+    def _fold_shares(self, span: Span, line: _Line, label: str) -> None:
+        shares = span.shares
+        for pid, mark in line.marks.items():
+            old = shares.get((label, pid))
+            if old is not None and old.bytes >= mark:
+                continue
+            member = self.members.get(pid)
+            if member is not None and member.owner != PYTEST:
+                shares[(label, pid)] = Held(pid, member.name, member.owner, label, mark)
+        if len(shares) > _MOST_SHARES:
+            kept = sorted(shares.items(), key=lambda item: -item[1].bytes)[: _MOST_SHARES // 2]
+            span.shares = dict(kept)
+
+    # ------------------------------------------------------------ results
+
+    def rate(self, span: Span | None = None) -> Rate:
+        """How well a span (or the whole run so far) was sampled; the median is over the latest intervals."""
+        if span is not None and span.rate is not None and span.rate[0] == self.ticks:
+            return span.rate[1]
+        since = span.t if span else 0
+        intervals: list[int] = []
+        for t, interval in reversed(self._intervals):
+            if t - interval < since:
+                break
+            intervals.append(interval)
+        gap = span.longest_gap if span else max((interval for _, interval in self._intervals), default=0)
+        rate = Rate(
+            samples=self.ticks - (span.ticks if span else 0),
+            interval_ms=round(median(intervals) / 1e6, 3) if intervals else None,
+            longest_gap_ms=round(gap / 1e6, 3) if gap else None,
+        )
+        if span is not None:
+            span.rate = (self.ticks, rate)
+        return rate
+
+    def peaks(self, span: Span, scope: str) -> dict[str, Measured]:
+        """Peaks of a span by device label, for ``run``, ``backend``, ``process`` or ``device``."""
+        rate = self.rate(span)
+        table: dict[str, Peak] = getattr(span, scope)
+        found: dict[str, Measured] = {}
+        for line in self._lines:
+            label = line.probe.info.label
+            peak = table.get(label)
+            if peak is None:
+                if scope == "run":
+                    peak = Peak()
+                else:
+                    continue
+            source = line.probe.sources.device if scope == "device" else None
+            found[label] = peak.reading(line.probe, scope, rate, source=source)
+        return found
+
+    def host_peak(self, span: Span) -> Measured | None:
+        """Peak host memory of the span's backends; ``None`` when it uses none."""
+        return span.host.reading(self._host.probe, "backend", self.rate(span)) if span.owners else None
+
+    def held(self, scope: str, owners: frozenset[str] = frozenset()) -> dict[str, Measured]:
+        """What ``run`` or the backends ``owners`` held at the last read, in the terms of peaks (for a baseline)."""
+        return self._current(scope, owners, "held")
+
+    def now(self, scope: str, owners: frozenset[str] = frozenset()) -> dict[str, Measured]:
+        """What ``run`` or the backends ``owners`` hold for good at the last read (for idle memory)."""
+        return self._current(scope, owners, "now")
+
+    def _current(self, scope: str, owners: frozenset[str], which: str) -> dict[str, Measured]:
+        found: dict[str, Measured] = {}
+        for line in self._lines:
+            label, sources = line.probe.info.label, line.probe.sources
+            sums = self._sums(line, scope, owners)
+            if sums.fault is not None:
+                found[label] = Unmeasurable(reason=sums.fault, scope=scope, device=label)
+                continue
+            found[label] = Reading(
+                bytes=sums.now if which == "now" else sums.held,
+                source=sources.now if which == "now" else sources.sampled,
+                scope=scope,
+                device=label,
+                exact=True,
+                note=None if sums.alive else "no process of this run besides pytest",
+            )
+        return found
+
+    def run_sums(self) -> list[tuple[str, Sums]]:
+        """Label and sums of the whole run at the last read, for the journal."""
+        return [(line.probe.info.label, self._sums(line, "run", frozenset())) for line in self._lines]
+
+    def last_marks(self, label: str) -> dict[int, Figure]:
+        """Figures by process at the last read of a device."""
+        for line in self._lines:
+            if line.probe.info.label == label:
+                return line.last.processes
+        return {}
+
+    def close_probes(self) -> None:
+        """Give up every probe."""
+        for line in self._all:
+            line.probe.close()
