@@ -60,9 +60,9 @@ def test_memory_rose_while_it_loaded(vram_backend: RunningBackend) -> None:
 
 def test_layers_are_on_the_device(vram_backend: RunningBackend, vram_backends: Pool) -> None:
     """As many layers are on the device as were asked for, by the buffers that hold them and not by one line."""
-    need(vram_backend, "layers")
     if on_host_only(vram_backends):
         pytest.skip("host memory stands in for VRAM in this run (--vram-device=cpu): no device takes layers")
+    need(vram_backend, "layers")
     layers = vram_backend.asked.get("layers_offloaded")
     if not isinstance(layers, (int, str)):
         pytest.skip(f"the options of backend {vram_backend.name!r} do not say how many layers go to the device")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from pytest_vram.backends import store
+from pytest_vram.backends import flags, store
 from pytest_vram.cli.check import check
 from pytest_vram.cli.output import Answer, progress
 from pytest_vram.settings import variable
@@ -22,6 +22,8 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
     """
     model = store.fetch_model(progress)
     engine = store.fetch_engine(progress)
+    # Kept for the run in this process: else the first test would ask the binary, and count that process as its own.
+    flags.help_of(engine)
     progress(f"engine {engine}")
     progress(f"model  {model}")
     arguments = [f"--vram-backend={DEMO}"]

@@ -143,7 +143,7 @@ def _devices() -> list[Device]:
             continue
         for device in measure.survey([DeviceSpec(kind=kind, text=kind)], rpc):
             if isinstance(device, Unmeasurable):
-                found.append(Device(kind=kind, measurable=False, label=device.device, reason=device.reason))
+                found.append(Device(kind=kind, measurable=False, reason=device.reason.removeprefix(f"{kind}: ")))
                 continue
             found.append(
                 Device(
@@ -258,9 +258,9 @@ def _lines(health: Health) -> list[str]:
     for device in health.devices:
         if device.measurable:
             size = mib(device.capacity) if device.capacity is not None else "size unknown"
-            lines.append(f"  yes  {device.kind:<7}{device.label}: {device.name}, {size}, source {device.source}")
+            lines.append(f"  yes  {device.kind:<8}{device.label}: {device.name}, {size}, source {device.source}")
         else:
-            lines.append(f"  no   {device.kind:<7}{device.reason}")
+            lines.append(f"  no   {device.kind:<8}{device.reason}")
     lines += ["", "Engines (llama-server)"]
     for engine in health.engines:
         version = f" [{engine.version}]" if engine.version else ""
@@ -277,8 +277,8 @@ def _lines(health: Health) -> list[str]:
     if not config.valid:
         lines.append(f"  no   {config.error}")
     else:
-        place = config.path or f"none in {health.root} (vram.toml, or [tool.vram] in pyproject.toml)"
-        lines.append(f"  yes  {place}; backends: {', '.join(config.backends)}; default: {config.default}")
+        found = f"  yes  {config.path}" if config.path else f"  none in {health.root} (vram.toml or [tool.vram])"
+        lines.append(f"{found}; backends: {', '.join(config.backends)}; default: {config.default}")
     lines += ["", "Leftover servers of earlier runs"]
     lines += [f"  PID {process.pid} of run {process.run}: {process.command}" for process in health.leftovers]
     if not health.leftovers:
