@@ -19,7 +19,7 @@ from pytest_vram.readings import Reading
 from pytest_vram.report.records import Outcome
 from pytest_vram.run import Identity, Plan, Run, capacity_of, new_identity, plan_of
 from pytest_vram.settings import Settings
-from pytest_vram.stash import ATTEMPT, RUN
+from pytest_vram.stash import ATTEMPT, RUN, failure
 from pytest_vram.summary import Collector
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class Activity:
         try:
             item.stash[ATTEMPT] = self.run.begin(key_of(item), plan, judged=judged)
         except VramError as error:
-            pytest.fail(str(error), pytrace=False)
+            raise failure(error) from None
 
     def _admit(self, plan: Plan) -> None:
         for wanted in plan.requires:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_vram.errors import VramError
-from pytest_vram.stash import RUN
+from pytest_vram.stash import RUN, failure
 
 if TYPE_CHECKING:
     from pytest_vram.backends import AsyncVramClient, Pool, RunningBackend, VramClient
@@ -26,19 +26,13 @@ def run_of(config: pytest.Config) -> Run:
     return config.stash[RUN]
 
 
-def fail(error: VramError) -> None:
-    """End the set-up with the message of our own error and no traceback: the message says it all."""
-    pytest.fail(str(error), pytrace=False)
-
-
 @pytest.fixture
 def vram(request: pytest.FixtureRequest) -> Meter:
     """The meter of this test: ``peak``, ``now()``, ``idle()``, ``phase(name)``, ``readings``; figures in bytes."""
     try:
         return run_of(request.config).meter()
     except VramError as error:
-        fail(error)
-        raise
+        raise failure(error) from None
 
 
 @pytest.fixture
@@ -49,8 +43,7 @@ def vram_backends(request: pytest.FixtureRequest) -> Pool:
         run.meter()  # a backend is used within a window, so that its memory can be told apart
         return run.pool
     except VramError as error:
-        fail(error)
-        raise
+        raise failure(error) from None
 
 
 @pytest.fixture
@@ -61,8 +54,7 @@ def vram_backend(request: pytest.FixtureRequest, vram_backends: Pool) -> Running
     try:
         return run.backend(plan.backend if plan else None, plan.overrides if plan else {})
     except VramError as error:
-        fail(error)
-        raise
+        raise failure(error) from None
 
 
 @pytest.fixture

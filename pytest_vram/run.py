@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from pytest_vram import markers, measure, specfile
-from pytest_vram.backends.pool import Pool, RunningBackend
 from pytest_vram.backends.base import PlanContext
+from pytest_vram.backends.pool import Pool, RunningBackend
 from pytest_vram.errors import BadMarker, KeeperError, KeeperLost, KeeperUnavailable
 from pytest_vram.keeper import KeeperClient, ensure, socket_path, start_time
 from pytest_vram.keeper.messages import (
@@ -69,9 +69,7 @@ def new_identity(rootdir: Path) -> Identity:
         socket, controller = socket_path(run), (pid, start_time(pid))
     except (KeeperError, OSError):  # no keeper here: whoever needs one is told so when it is started
         socket, controller = "", (pid, 0)
-    return Identity(
-        id=run, folder=str(base / "runs" / run), socket=socket, controller=controller, rootdir=str(rootdir)
-    )
+    return Identity(id=run, folder=str(base / "runs" / run), socket=socket, controller=controller, rootdir=str(rootdir))
 
 
 class Plan(msgspec.Struct, kw_only=True):
