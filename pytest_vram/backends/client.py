@@ -331,7 +331,7 @@ class AsyncVramClient(_Client):
             call.start(0.0)
             await self._exchange(call)
             return self._finish(call, None)
-        keeper = await _in_thread(self._connect, f"request {call.id}")
+        keeper = await _in_thread(self._connect, f"request {call.id}", abandon=False)
         try:
             held = await _in_thread(turns.take, keeper, self._turn(call))
             call.start(held.waited)
@@ -364,14 +364,17 @@ class AsyncVramClient(_Client):
             call.failed(failure)
 
 
-async def _in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Run a blocking call in a thread of its own; a cancelled task does not wait for it."""
+async def _in_thread(function: Callable[..., T], *arguments: Any, abandon: bool = True) -> T:
+    """Run a blocking call in a thread of its own.
+
+    :param abandon: a cancelled task does not wait for it; false where the result would be lost with it.
+    """
     import anyio
     import anyio.to_thread
 
     # A limiter for each call: turns that wait must not use up the threads that turns need to end.
     return await anyio.to_thread.run_sync(
-        functools.partial(function, *arguments), abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
+        functools.partial(function, *arguments), abandon_on_cancel=abandon, limiter=anyio.CapacityLimiter(1)
     )
 
 
