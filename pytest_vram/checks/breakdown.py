@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from pytest_vram.checks.wording import HOST, STAND_IN
@@ -25,7 +26,8 @@ def ledger_table(ledger: Ledger, *, width: int = 80) -> list[str]:
     lines: list[str] = []
     for start in range(0, len(labels), _PER_BLOCK):
         lines.extend(_block(ledger, buckets, labels[start : start + _PER_BLOCK], width))
-    lines.extend(_notes(ledger, labels))
+    for note in _notes(ledger, labels):
+        lines.extend(textwrap.wrap(note, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False))
     return lines
 
 
@@ -87,7 +89,7 @@ def _notes(ledger: Ledger, labels: Sequence[str]) -> list[str]:
             if label == HOST:
                 parts.append(STAND_IN)
         if parts:
-            notes.append(f"  {label}: {', '.join(parts)}")
+            notes.append(f"{label}: {', '.join(parts)}")
     if any(entry.bytes and "Mapped" in entry.detail for entry in ledger.entries):
-        notes.append("  weights mapped from the file count as measured only where their pages were touched")
+        notes.append("weights mapped from the file count as measured only where their pages were touched")
     return notes

@@ -36,7 +36,8 @@ def decode(data: bytes, *, origin: str = "the report") -> RunReport:
 
 def schemas() -> dict[str, dict[str, Any]]:
     """File name in ``report/schema/`` → JSON schema, generated from the data model."""
-    report = msgspec.json.schema(RunReport)
+    # Defaults of the data model are tuples in places: through JSON, so that the result equals what a file holds.
+    report = msgspec.json.decode(msgspec.json.encode(msgspec.json.schema(RunReport)))
     line = {
         "title": "One line of journal.jsonl",
         "type": "object",

@@ -227,7 +227,7 @@ def _tests(report: RunReport, width: int) -> list[str]:
             name = f"{test.nodeid} [{label}]" if len(labels) > 1 else test.nodeid
             cells = [*_memory(test, label), _rate(test) if label == labels[0] else "", _size(test.baseline.get(label))]
             lines.append("  " + _short(name, first - 3).ljust(first - 2) + "".join(cell.rjust(_CELL) for cell in cells))
-    lines.append("  limit: the smallest that applied; idle: held by the run when the test began; -: not measured")
+    lines.append("  limit: the smallest; idle: held by the run before the test; -: not measured")
     return lines
 
 
