@@ -71,8 +71,10 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     :ivar entries: buffers as printed, with device labels of :attr:`devices`.
     :ivar devices: label (``gpu0``, ``host``) → the engine's own name (``RPC0[127.0.0.1:50052]``, ``CPU``).
     :ivar facts: ``context``, ``context_per_slot``, ``slots``, ``layers``, ``layers_offloaded``, ``cache_type_k``,
-        ``cache_type_v``, ``flash_attention``, ``model_bytes``, ``parameters``, ``ubatch``, ``build`` …; a fact
-        that was not printed is absent.
+        ``cache_type_v``, ``flash_attention`` (``enabled`` or ``disabled``), ``model_bytes``, ``parameters``,
+        ``ubatch``, ``build`` …; a fact that was not printed is absent. ``layers`` is the model's own number, and the
+        engine offloads one more (the output layer): it says ``layers_offloaded`` of ``layers_offloadable``, and
+        ``layers_on_device_real`` is 0 where no buffer of the model is on a device, whatever it says.
     """
 
     engine: str

@@ -163,7 +163,7 @@ class LlamaCpp:
             self._fitting = True
         elif "fitting params to free memory took" in text:
             self._fitting = self._no_alloc = False
-        if self._dry and ("failed to fit params" in text or "error while trying to fit params" in text):
+        if self._dry and llama_facts.is_about_fitting(text):
             self._warn(text.strip())
 
     def _warn(self, text: str) -> None:

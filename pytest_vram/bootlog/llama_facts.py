@@ -82,6 +82,7 @@ _SERVER: tuple[Rule, ...] = (
     ("prompt cache is enabled", r"prompt cache is (enabled)", ("prompt_cache",), _switch),
     ("projected to use", r"projected to use (\d+) (MiB) of device", ("projected_device_bytes",), _bytes),
     ("projected to use", r"projected to use (\d+) (MiB) of host", ("projected_host_bytes",), _bytes),
+    ("context size reduced", r"context size reduced from (\d+) to", ("context_reduced_from",), count),
     ("listening on http", r"listening on (https?://\S+)", ("url",), str),
 )
 _COMPILED: dict[Rule, re.Pattern[str]] = {rule: re.compile(rule[1], re.ASCII) for rule in (*_RULES, *_SERVER)}
@@ -96,11 +97,22 @@ _OLD_CELLS = re.compile(r"\bKV self size\s*=.*K \((\w+)\):.*V \((\w+)\):", re.AS
 _SIGNS = re.compile(
     r"will be ignored|\bdisabling\b|not supported|falling back|fallback to|\bforcing\b|set to disabled|force disabled"
     r"|\bclamping\b|\bcapping\b|\boverridden to\b|is not compatible|might be suboptimal|will be suboptimal"
-    r"|failed to fit params|error while trying to fit params|possible training context overflow"
-    r"|cannot meet free memory target|does not match expectation|Failed to connect to|using device .* instead"
-    r"|memory usage will increase|removing |no usable GPU found|cannot be used with preferred buffer type",
+    r"|possible training context overflow"
+    r"|does not match expectation|Failed to connect to|using device .* instead"
+    r"|only last value will be used|memory usage will increase|removing |no usable GPU found|cannot be used with preferred buffer type",
     re.IGNORECASE,
 )
+
+
+#: What ``--fit`` changed without being told to, or could not do; some of it is printed as information only.
+_FITTING = re.compile(
+    r"failed to fit params|error while trying to fit params|context size reduced from|cannot meet free memory target"
+)
+
+
+def is_about_fitting(text: str) -> bool:
+    """True for a line of the trial run that says that settings were changed, or could not be, to fit the device."""
+    return _FITTING.search(text) is not None
 
 
 def _apply(rules: tuple[Rule, ...], text: str) -> dict[str, Any]:

@@ -237,6 +237,22 @@ def test_recovered_allocation() -> None:
     assert any("retrying without pipeline parallelism" in warning for warning in boot.warnings)
 
 
+def test_what_fit_changed_is_a_warning() -> None:
+    """A context or layers that `--fit` cut down without being told to are warnings, though printed as information."""
+    boot = read(log("fit-reduced"))
+    assert any("context size reduced from 8192 to 4096" in warning for warning in boot.warnings)
+    assert (boot.facts["context"], boot.facts["context_reduced_from"]) == (4096, 8192)
+    assert (boot.facts["layers_offloaded"], boot.facts["layers_offloadable"]) == (22, 31)
+    assert any("n_gpu_layers already set by user" in warning for warning in read(log("fit-failed")).warnings)
+
+
+def test_unreachable_device_is_a_warning() -> None:
+    """A remote device that cannot be reached is a warning: the engine goes on without it, on the CPU."""
+    boot = read(log("fail-rpc-absent"))
+    assert boot.ready
+    assert "Failed to connect to 127.0.0.1:1" in boot.warnings
+
+
 def test_cuda_out_of_memory() -> None:
     """A failed cudaMalloc names its device and size, and the later line its bucket."""
     boot = read(
