@@ -97,9 +97,9 @@ _OLD_CELLS = re.compile(r"\bKV self size\s*=.*K \((\w+)\):.*V \((\w+)\):", re.AS
 _SIGNS = re.compile(
     r"will be ignored|\bdisabling\b|not supported|falling back|fallback to|\bforcing\b|set to disabled|force disabled"
     r"|\bclamping\b|\bcapping\b|\boverridden to\b|is not compatible|might be suboptimal|will be suboptimal"
-    r"|possible training context overflow"
-    r"|does not match expectation|Failed to connect to|using device .* instead"
-    r"|only last value will be used|memory usage will increase|removing |no usable GPU found|cannot be used with preferred buffer type",
+    r"|possible training context overflow|does not match expectation|Failed to connect to|using device .* instead"
+    r"|only last value will be used|memory usage will increase|no usable GPU found"
+    r"|cannot be used with preferred buffer type",
     re.IGNORECASE,
 )
 

@@ -218,7 +218,7 @@ def test_quiet_log_is_no_evidence() -> None:
     """A log at the default verbosity is no evidence, and the warning names the option that helps."""
     boot = read(log("quiet"))
     assert (boot.evidence, boot.entries, boot.ready) == ("none", (), True)
-    assert "-lv 4" in boot.warnings[0]
+    assert "-lv 4" in boot.warnings[-1]
 
 
 def test_recovered_allocation() -> None:
