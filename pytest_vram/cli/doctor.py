@@ -17,8 +17,8 @@ import msgspec
 from pytest_vram import keeper, measure, specfile
 from pytest_vram.backends import binary, gguf_file, store
 from pytest_vram.cli import project
-from pytest_vram.cli.output import BAD_USE, FAILS, HOLDS, Answer, refusal
-from pytest_vram.errors import VramError
+from pytest_vram.cli.output import FAILS, HOLDS, Answer
+from pytest_vram.errors import BadInput, VramError
 from pytest_vram.readings import Reading, Unmeasurable
 from pytest_vram.spec import DeviceSpec
 from pytest_vram.units import mib
@@ -97,10 +97,12 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(options: argparse.Namespace, _rest: list[str]) -> Answer:
-    """Look around; exit code 1 when nothing can be measured, the config file is bad, or servers were left over."""
+    """Look around; exit code 1 when nothing can be measured, the config file is bad, or servers were left over.
+
+    :raises BadInput: for ``--reap``, which this version does not have.
+    """
     if options.reap:
-        message = "--reap is not built yet in this version: leftovers are listed, end them with `kill PID`"
-        return msgspec.structs.replace(refusal(message, code=BAD_USE, verb="doctor"), lines=(message,))
+        raise BadInput("--reap is not built yet in this version: leftovers are listed, end them with `kill PID`")
     here = project.find(Path.cwd())
     config, specs = _config(here.root)
     devices = _devices()

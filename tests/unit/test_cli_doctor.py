@@ -1,0 +1,98 @@
+"""What `vram doctor` finds, on a machine made for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_vram.cli import main
+
+linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+
+@pytest.fixture
+def doctor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run `vram doctor --json` in an empty project with an empty cache: exit code and document."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "pytest.ini").write_text("[pytest]\n")
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("PYTEST_VRAM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+
+    def run(*arguments: str) -> tuple[int, dict[str, Any]]:
+        code = main(["doctor", "--json", *arguments])
+        return code, json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def engine(folder: Path, text: str) -> None:
+    """Put an executable llama-server that prints this into a folder."""
+    folder.mkdir(parents=True)
+    binary = folder / "llama-server"
+    binary.write_text(f"#!{sys.executable}\nprint({text!r})\n")
+    binary.chmod(0o755)
+
+
+@linux_only
+def test_healthy_machine(doctor: Any) -> None:
+    """Host memory can be measured, no config file is no trouble, and every other kind says why not."""
+    code, found = doctor()
+    assert code == 0
+    assert found["trouble"] == []
+    assert found["config"] == {"valid": True, "path": None, "default": "demo", "backends": ["demo"], "error": None}
+    kinds = {device["kind"]: device for device in found["devices"]}
+    assert set(kinds) == {"cpu", "cuda", "drm", "vulkan", "rpc"}
+    assert kinds["cpu"]["measurable"] is True
+    assert kinds["cpu"]["capacity"] > 0
+    assert all(device["reason"] for device in found["devices"] if not device["measurable"])
+    assert found["models"][0]["usable"] is False
+    assert "vram demo" in found["models"][0]["reason"]
+
+
+def test_engine_on_path_is_found_with_its_version(doctor: Any, tmp_path: Path) -> None:
+    """A llama-server on PATH is listed with the version line that it prints."""
+    engine(tmp_path / "bin", "version: 1234 (abcdef)")
+    _, found = doctor()
+    on_path = next(place for place in found["engines"] if place["place"] == "PATH")
+    assert on_path["usable"] is True
+    assert on_path["version"] == "version: 1234 (abcdef)"
+
+
+def test_bad_config_file_is_trouble(doctor: Any) -> None:
+    """A config file that cannot be used is named with its fault, and the exit code is 1."""
+    Path("vram.toml").write_text("budjet = '4GB'\n")
+    code, found = doctor()
+    assert code == 1
+    assert found["config"]["valid"] is False
+    assert "did you mean 'budget'?" in found["config"]["error"]
+
+
+@linux_only
+def test_process_of_a_dead_run_is_a_leftover(doctor: Any) -> None:
+    """A process that carries a run's mark while nobody keeps that run is listed, and the exit code is 1."""
+    command = [sys.executable, "-c", "print('up', flush=True); input()"]
+    environment = {"PYTEST_VRAM_RUN": "20200101T000000Z-dead00"}
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        code, found = doctor()
+        process.communicate("\n")
+    ours = [leftover for leftover in found["leftovers"] if leftover["pid"] == process.pid]
+    assert code == 1
+    assert ours[0]["run"] == "20200101T000000Z-dead00"
+    assert "input()" in ours[0]["command"]
+
+
+def test_reap_says_that_it_is_not_built(capsys: pytest.CaptureFixture[str]) -> None:
+    """The documented option that does not exist yet is refused, not ignored."""
+    assert main(["doctor", "--reap"]) == 2
+    assert "not built yet" in capsys.readouterr().err
