@@ -100,13 +100,29 @@ class _Client:
             timeout=self.target.timeout,
         )
 
-    def _finish(self, call: _Call, closed: Closed | None) -> Reply:
+    def _lost(self, failure: VramError, what: str) -> VramError:
+        """The failure, of a lost server with how it died where the keeper knows."""
+        death = self._fate(self.target.key) if isinstance(failure, BackendDied) else None
+        return failure if death is None else BackendDied(f"The connection was lost during {what}. {death}")
+
+    def _ask_fate(self, call: _Call, closed: Closed | None) -> bool:
+        """Whether the server was lost and its request's window does not say how."""
+        if not isinstance(call.failure, BackendDied):
+            return False
+        if closed is not None and closed.deaths:
+            call.died(closed.deaths[-1])
+            return False
+        return True
+
+    def _finish(self, call: _Call, closed: Closed | None, death: str | None) -> Reply:
         """Keep the record, write the line, then answer or raise."""
+        if death is not None:
+            call.died(death)
         record = call.record(closed)
         self.requests.append(record)
         self._keep(record)
         logger.info("%s", replies.log_line(record))
-        return call.outcome(record, closed)
+        return call.outcome(record)
 
 
 class _Call:
@@ -165,6 +181,12 @@ class _Call:
         self.latency = self.latency or self.elapsed()
         self.failure = failure
 
+    def died(self, sentence: str) -> None:
+        """It ended with the server, in this way."""
+        lost = self.failure
+        self.failure = BackendDied(f"The connection was lost during POST {self.path}. {sentence}")
+        self.failure.__cause__ = lost
+
     def record(self, closed: Closed | None) -> RequestRecord:
         """The record; its peak is what the request's window saw."""
         figures = replies.counts(self.answer, self.latency, self.first)
@@ -195,13 +217,8 @@ class _Call:
             error=str(self.failure) if self.failure is not None else None,
         )
 
-    def outcome(self, record: RequestRecord, closed: Closed | None) -> Reply:
-        """The reply, or the error that the request ended in.
-
-        :raises VramError: of a lost server, with how it died where the keeper knows.
-        """
-        if isinstance(self.failure, BackendDied) and closed is not None and closed.deaths:
-            raise BackendDied(f"{closed.deaths[-1]} (during POST {self.path})") from self.failure
+    def outcome(self, record: RequestRecord) -> Reply:
+        """The reply, or the error that the request ended in."""
         if self.failure is not None:
             raise self.failure
         text, message, finish = replies.choice_of(self.answer) or ("", {}, None)
@@ -251,7 +268,7 @@ class VramClient(_Client):
             with _http(target, target.timeout) as http:
                 response = http.request(method, target.address(path), json=body)
         except _transport_errors() as error:
-            raise _mapped(error, target, f"{method} {path}", self._fate) from error
+            raise self._lost(_mapped(error, target, f"{method} {path}"), f"{method} {path}") from error
         return _decoded(target, f"{method} {path}", response)
 
     def _generate(self, path: str, body: Mapping[str, Any], task: str | None) -> Reply:
@@ -259,7 +276,7 @@ class VramClient(_Client):
         if self._connect is None:
             call.start(0.0)
             self._exchange(call)
-            return self._finish(call, None)
+            return self._end(call, None)
         keeper = self._connect(f"request {call.id}")
         try:
             held = turns.take(keeper, self._turn(call))
@@ -268,7 +285,11 @@ class VramClient(_Client):
             closed = held.end(msgspec.to_builtins(call.record(None)))
         finally:
             keeper.close()
-        return self._finish(call, closed)
+        return self._end(call, closed)
+
+    def _end(self, call: _Call, closed: Closed | None) -> Reply:
+        death = self._fate(self.target.key) if self._ask_fate(call, closed) else None
+        return self._finish(call, closed, death)
 
     def _exchange(self, call: _Call) -> None:
         try:
@@ -284,7 +305,7 @@ class VramClient(_Client):
         except VramError as error:
             call.failed(error)
         except _transport_errors() as error:
-            failure = _mapped(error, call.target, f"POST {call.path}", self._fate)
+            failure = _mapped(error, call.target, f"POST {call.path}")
             failure.__cause__ = error
             call.failed(failure)
 
@@ -322,7 +343,8 @@ class AsyncVramClient(_Client):
             async with _async_http(target, target.timeout) as http:
                 response = await http.request(method, target.address(path), json=body)
         except _transport_errors() as error:
-            raise await _in_thread(_mapped, error, target, f"{method} {path}", self._fate) from error
+            failure = _mapped(error, target, f"{method} {path}")
+            raise await _in_thread(self._lost, failure, f"{method} {path}") from error
         return _decoded(target, f"{method} {path}", response)
 
     async def _generate(self, path: str, body: Mapping[str, Any], task: str | None) -> Reply:
@@ -330,7 +352,7 @@ class AsyncVramClient(_Client):
         if self._connect is None:
             call.start(0.0)
             await self._exchange(call)
-            return self._finish(call, None)
+            return await self._end(call, None)
         keeper = await _in_thread(self._connect, f"request {call.id}", abandon=False)
         try:
             held = await _in_thread(turns.take, keeper, self._turn(call))
@@ -339,7 +361,11 @@ class AsyncVramClient(_Client):
             closed = await _in_thread(held.end, msgspec.to_builtins(call.record(None)))
         finally:
             keeper.close()  # also ends the wait of a thread that a cancelled task left behind
-        return self._finish(call, closed)
+        return await self._end(call, closed)
+
+    async def _end(self, call: _Call, closed: Closed | None) -> Reply:
+        death = await _in_thread(self._fate, self.target.key) if self._ask_fate(call, closed) else None
+        return self._finish(call, closed, death)
 
     async def _exchange(self, call: _Call) -> None:
         import anyio
@@ -359,7 +385,7 @@ class AsyncVramClient(_Client):
         except VramError as error:
             call.failed(error)
         except _transport_errors() as error:
-            failure = await _in_thread(_mapped, error, call.target, f"POST {call.path}", self._fate)
+            failure = _mapped(error, call.target, f"POST {call.path}")
             failure.__cause__ = error
             call.failed(failure)
 
@@ -428,16 +454,13 @@ def _transport_errors() -> tuple[type[Exception], ...]:
     return httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError
 
 
-def _mapped(error: Exception, target: Target, what: str, fate: Callable[[str], str | None]) -> VramError:
+def _mapped(error: Exception, target: Target, what: str) -> VramError:
     """The error of this package for one of the transport."""
     import httpx
 
     if isinstance(error, httpx.TimeoutException | TimeoutError):
         return _timeout(target, what)
     if isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError | OSError):
-        death = fate(target.key)
-        if death is not None:
-            return BackendDied(f"{death} (during {what})")
         log = f"; its log is {target.log}" if target.log else ""
         said = str(error) or type(error).__name__
         return BackendDied(f"the connection to backend {target.name!r} was lost during {what}: {said}{log}")

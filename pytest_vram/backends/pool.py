@@ -15,10 +15,10 @@ from pytest_vram.backends.base import CAPABILITIES, PlanContext, Properties
 from pytest_vram.backends.client import AsyncVramClient, Target, VramClient
 from pytest_vram.backends.labels import relabelled
 from pytest_vram.backends.record import RequestRecord
-from pytest_vram.backends.turns import Caller, Connect, KeeperLike
+from pytest_vram.backends.turns import Caller, Connect, KeeperLike, take
 from pytest_vram.bootlog.boot import Boot
-from pytest_vram.errors import BadSpec, KeeperError, RequestFailed
-from pytest_vram.keeper.messages import Acquire, Restart, Running, State, Status
+from pytest_vram.errors import BackendError, BadSpec, KeeperError, RequestFailed
+from pytest_vram.keeper.messages import Acquire, Restart, Running, Turn
 from pytest_vram.ledger import Ledger
 from pytest_vram.readings import Reading
 from pytest_vram.spec import BackendSpec, LaunchPlan, OptionValue
@@ -289,14 +289,22 @@ class Pool:
         return AsyncVramClient(backend.target, connect=self._connect, window=self.window, fate=self.fate, serial=serial)
 
     def fate(self, key: str) -> str | None:
-        """One sentence on how the server with this key died, or ``None`` if it runs on."""
+        """One sentence on how the server with this key died, or ``None`` where it runs on.
+
+        The keeper refuses turns at a dead backend with that sentence; it may take a moment to notice the death.
+        """
         deadline = time.monotonic() + FATE_WAIT
         while True:
-            state = self.keeper.call(Status(), timeout=10.0)
-            found = _death(state, key) if isinstance(state, State) else None
-            if found is not None or time.monotonic() >= deadline:
-                return found
-            time.sleep(0.02)
+            keeper = self._connect("whether the server lives")
+            try:
+                take(keeper, Turn(key=key, request="whether the server lives", serial=False, timeout=FATE_WAIT))
+            except BackendError as error:
+                return str(error)
+            finally:
+                keeper.close()
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(0.1)
 
     def _connect_turn(self, name: str) -> KeeperLike:
         from pytest_vram.keeper import KeeperClient
@@ -308,13 +316,6 @@ def _running(reply: object, what: str) -> Running:
     if not isinstance(reply, Running):
         raise KeeperError(f"the keeper answered {what} with {type(reply).__name__}")
     return reply
-
-
-def _death(state: State, key: str) -> str | None:
-    for backend in state.backends:
-        if backend.get("key") == key and backend.get("death"):
-            return str(backend["death"])
-    return None
 
 
 def overridden(spec: BackendSpec, overrides: Mapping[str, Any]) -> BackendSpec:

@@ -86,9 +86,11 @@ def software_gpu(count: int = 1, *, memory: str | int | None = None) -> Iterator
         raise ValueError("count must be at least 1")
     limit = parse_size(memory) if isinstance(memory, str) else memory
     program = rpc_server()
+    # The server computes as well; more threads than cores spin against each other and all but stand still.
+    threads = max(1, (os.cpu_count() or 1) // (count + 1))
     before = os.environ.get(VARIABLE)
     with contextlib.ExitStack() as stack:
-        devices = tuple(stack.enter_context(_device(program, limit)) for _ in range(count))
+        devices = tuple(stack.enter_context(_device(program, limit, threads)) for _ in range(count))
         os.environ[VARIABLE] = ",".join(device.endpoint for device in devices)
         try:
             yield devices
@@ -100,12 +102,12 @@ def software_gpu(count: int = 1, *, memory: str | int | None = None) -> Iterator
 
 
 @contextlib.contextmanager
-def _device(program: Path, limit: int | None) -> Iterator[SoftwareGpu]:
+def _device(program: Path, limit: int | None, threads: int) -> Iterator[SoftwareGpu]:
     with tempfile.TemporaryFile() as log:
         for attempt in range(1, _TRIES + 1):
             port = smoke.free_port()
             process = subprocess.Popen(
-                [str(program), "-d", "CPU", "-H", "127.0.0.1", "-p", str(port), "-t", str(os.cpu_count() or 1)],
+                [str(program), "-d", "CPU", "-H", "127.0.0.1", "-p", str(port), "-t", str(threads)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -307,7 +307,9 @@ def test_lost_connection_says_how_the_server_died(server: Server, target: Target
     server.script["/v1/chat/completions"] = drop
     with pytest.raises(BackendDied, match=r"lost during POST /v1/chat/completions.*agent\.1\.log"):
         VramClient(target).chat("hi")
-    with pytest.raises(BackendDied, match=r"PID 7 was killed by SIGKILL \(during POST"):
+    with pytest.raises(
+        BackendDied, match=r"during POST /v1/chat/completions\. agent#1 with PID 7 was killed by SIGKILL"
+    ):
         VramClient(target, fate=lambda key: "agent#1 with PID 7 was killed by SIGKILL").chat("hi")
     keeper = Keeper(Closed(t0=0, t1=1, deaths=["agent#1 ran out of memory"]))
     with pytest.raises(BackendDied, match="agent#1 ran out of memory"):
@@ -323,6 +325,8 @@ def test_refused_connection_is_a_dead_backend(target: Target, server: Server) ->
             VramClient(target).chat("hi")
         with pytest.raises(BackendDied):
             VramClient(target).get("/props")
+        with pytest.raises(BackendDied, match=r"during GET /props\. It ran out"):
+            VramClient(target, fate=lambda key: "It ran out of memory.").get("/props")
 
 
 def test_interrupt_gives_the_turn_back(server: Server, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
