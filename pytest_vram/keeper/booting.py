@@ -14,8 +14,8 @@ from pathlib import Path
 from pytest_vram.bootlog import Follower
 from pytest_vram.errors import BadInput, BootFailed, BootTimeout
 from pytest_vram.keeper import health, processes
-from pytest_vram.keeper.core import BACKEND_MARK, RUN_MARK, Core
-from pytest_vram.keeper.messages import BootPhase
+from pytest_vram.keeper.core import Core
+from pytest_vram.keeper.messages import BACKEND_MARK, RUN_MARK, BootPhase
 from pytest_vram.keeper.server import Server
 from pytest_vram.measure import Span, procfs
 from pytest_vram.readings import Measured, Reading, Unmeasurable

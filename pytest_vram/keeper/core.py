@@ -13,13 +13,10 @@ import msgspec
 
 from pytest_vram.errors import BadInput
 from pytest_vram.journal import FILE_NAME, Journal, Writer
-from pytest_vram.keeper.messages import DeviceInfo, Launch, Sampling
+from pytest_vram.keeper.messages import BACKEND_MARK, DeviceInfo, Launch, Sampling
 from pytest_vram.measure import Members, Rate, Timeline, host_probe, open_probes, procfs
 from pytest_vram.readings import Unmeasurable
 
-#: Environment variables that mark what the keeper starts.
-RUN_MARK = "PYTEST_VRAM_RUN"
-BACKEND_MARK = "PYTEST_VRAM_BACKEND"
 #: A sample block is written when its figures moved by more than this many bytes.
 STEADY = 64 << 10
 _BLOCK = 1_000_000_000

@@ -17,7 +17,7 @@ import msgspec
 
 from pytest_vram.errors import KeeperError, KeeperUnavailable
 from pytest_vram.keeper.client import LOG_NAME, KeeperClient
-from pytest_vram.keeper.messages import Launch
+from pytest_vram.keeper.messages import RUN_MARK, Launch
 
 LOCK_NAME = "keeper.lock"
 #: Seconds for a keeper to come up; a loaded two-core machine needs one.
@@ -153,6 +153,8 @@ def _start(launch: Launch, log: Path) -> None:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stream,
+            # What belongs to a run can be found by this, also when everything else has failed.
+            env={**os.environ, RUN_MARK: launch.run},
             start_new_session=True,
         ) as process,
     ):

@@ -18,6 +18,9 @@ from pytest_vram.spec import DeviceSpec, LaunchPlan
 
 PROTOCOL = 1
 LARGEST = 16 << 20
+#: Environment variables of everything that the keeper starts: the run's id, and the backend's ``name#generation``.
+RUN_MARK = "PYTEST_VRAM_RUN"
+BACKEND_MARK = "PYTEST_VRAM_BACKEND"
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=str.lower, omit_defaults=True):

@@ -168,7 +168,8 @@ class Servers:
             server.exit_code = server.process.poll()
         self._core.boundary()
         if server.attached:
-            sentence = f"Backend {server.label} (PID {server.pid}), which this run had attached to, ended after {seconds:.1f} s."
+            who = f"Backend {server.label} (PID {server.pid}), which this run had attached to,"
+            sentence = f"{who} ended after {seconds:.1f} s."
         else:
             sentence = with_evidence(f"Backend {server.label} {ending(server, None)} after {seconds:.1f} s.", server)
         server.death = sentence

@@ -82,6 +82,7 @@ class Service:
         self._workers: dict[int, int] = {}
         self._next = 0
         self._ended = asyncio.Event()
+        self._controller_gone = asyncio.Event()
         self._ending: asyncio.Task[None] | None = None
         self._outcome = ""
 
@@ -99,7 +100,7 @@ class Service:
         server = await asyncio.start_unix_server(self._serve, sock=listening, limit=1 << 20)
         pid, start = self.launch.controller
         self.core.members.adopt(pid, PYTEST)
-        controller = Watch(pid, start, lambda: self._finish_soon("the controller is gone", gone=True))
+        controller = Watch(pid, start, self._controller_ended)
         sampler = asyncio.ensure_future(self._sample())
         sampler.add_done_callback(self._sampler_ended)
         ready()
@@ -136,16 +137,22 @@ class Service:
                 due += late // period * period
             self.core.tick()
 
-    def _finish_soon(self, reason: str, *, gone: bool = False) -> None:
-        if self._ending is None:
-            self._ending = asyncio.ensure_future(self._finish(reason, gone=gone))
+    def _controller_ended(self) -> None:
+        self._controller_gone.set()
+        self._finish_soon("the controller is gone")
 
-    async def _finish(self, reason: str, *, gone: bool = False) -> None:
+    def _finish_soon(self, reason: str) -> None:
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._finish(reason))
+
+    async def _finish(self, reason: str) -> None:
         """End every server, and the workers of a controller that is gone; write the last line."""
         core = self.core
         try:
-            workers = asyncio.ensure_future(self._end_workers() if gone else asyncio.sleep(0))
-            await asyncio.wait([workers, asyncio.ensure_future(self.servers.end(_END_GRACE))])
+            ends = [asyncio.ensure_future(self.servers.end(_END_GRACE))]
+            if not self._outcome:
+                ends.append(asyncio.ensure_future(self._end_workers()))
+            await asyncio.wait(ends)
             for connection in self._connections.values():
                 for window in self.windows.of(connection.number):
                     self._abandon(window)
@@ -170,7 +177,14 @@ class Service:
                 self._ended.set()
 
     async def _end_workers(self) -> None:
-        """Workers of xdist outlive a killed controller by seconds; the run is over for them."""
+        """Workers of xdist outlive a killed controller by seconds; the run is over for them.
+
+        A dying process closes its connections a moment before its death can be seen.
+        """
+        try:
+            await asyncio.wait_for(self._controller_gone.wait(), 0.5)
+        except TimeoutError:
+            return
         for number in (signal.SIGTERM, signal.SIGKILL):
             deadline = time.monotonic() + _END_GRACE
             while time.monotonic() < deadline:
@@ -272,8 +286,7 @@ class Service:
             other.role == "controller" for other in self._connections.values()
         ):
             # Its end is the run's end; a moment later its process will be gone as well, or it is broken.
-            gone = not procfs.alive(*self.launch.controller)
-            self._finish_soon("the controller closed its connection", gone=gone)
+            self._finish_soon("the controller closed its connection")
 
     def _abandon(self, window: Window) -> None:
         try:
