@@ -45,7 +45,7 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
     :param closed: the window's figures, or ``None`` where the test had no window or the keeper died.
     :param outcome: what pytest alone made of the test.
     """
-    backends = list(attempt.backends.values())
+    backends = list({id(backend): backend for backend in attempt.backends.values()}.values())
     requests = [record for backend in backends for record in backend.take_requests()]
     findings: list[Finding] = []
     if attempt.trouble:
@@ -62,8 +62,7 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
     limit_from: str | None = None
     if closed is not None:
         if backends:
-            totals = {label: figure for label, figure in closed.run.items() if isinstance(figure, Reading)}
-            ledger = combined(backend.boot.ledger() for backend in backends).against(totals)
+            ledger = combined(backend.boot.ledger() for backend in backends).against(_totals(closed))
         findings.extend(
             Finding(check="backend", verdict="error", section="backend", text=sentence) for sentence in closed.deaths
         )
@@ -101,6 +100,14 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
 def with_outcome(judgement: Judgement, outcome: Outcome, reason: str | None = None) -> TestRecord:
     """The test's record with the outcome that came of judging it."""
     return msgspec.structs.replace(judgement.record, outcome=outcome, reason=reason)
+
+
+def _totals(closed: Closed) -> dict[str, Reading]:
+    """Label → measured total; host memory of the backends beside the cards, where ``host`` is no device of the run."""
+    totals = {label: figure for label, figure in closed.run.items() if isinstance(figure, Reading)}
+    if isinstance(closed.host, Reading):
+        totals.setdefault("host", closed.host)
+    return totals
 
 
 def _memory(run: Run, attempt: Attempt, closed: Closed, ledger: Ledger | None) -> list[Finding]:
@@ -169,17 +176,22 @@ def _limit_shown(run: Run, attempt: Attempt, closed: Closed) -> tuple[dict[str, 
 
 
 def _records(attempt: Attempt, closed: Closed | None) -> list[BackendRecord]:
-    """Records of the backends of this attempt, for the report; the whole record only the first time."""
-    records = []
-    for backend in attempt.backends.values():
-        peak = dict(closed.backend) if closed is not None and len(attempt.backends) == 1 else {}
-        records.append(backend_record(backend, peak))
-    return records
+    """Records of the backends of this attempt; what the window saw counts where only one was used."""
+    backends = list({id(backend): backend for backend in attempt.backends.values()}.values())
+    seen: dict[str, Measured] = {}
+    if closed is not None and len(attempt.backends) == 1:
+        seen = dict(closed.backend)
+        if closed.host is not None:
+            seen.setdefault("host", closed.host)
+    return [backend_record(backend, seen) for backend in backends]
 
 
 def backend_record(backend: RunningBackend, peak: dict[str, Measured]) -> BackendRecord:
     """One generation of a backend as data; ``peak`` is what the judged window saw of it."""
     running = backend.running
+    boot: dict[str, Measured] = dict(running.boot_peak)
+    if running.host_boot_peak is not None:
+        boot.setdefault("host", running.host_boot_peak)
     return BackendRecord(
         name=backend.name,
         engine=backend.engine,
@@ -192,8 +204,8 @@ def backend_record(backend: RunningBackend, peak: dict[str, Measured]) -> Backen
         ledger=backend.boot.ledger(),
         facts=dict(backend.boot.facts),
         phases=list(running.phases),
-        boot_peak=dict(running.boot_peak),
+        boot_peak=boot,
         at_ready=dict(running.at_ready),
-        peak=peak or dict(running.boot_peak),
+        peak=peak or boot,
         boot_seconds=round((running.t_ready - running.t_start) / 1e9, 3) if running.t_ready else None,
     )

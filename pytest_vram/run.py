@@ -155,8 +155,6 @@ class Run:
         self.worker = worker
         self.attempt: Attempt | None = None
         self.warnings: list[str] = []
-        self.sent_backends: set[str] = set()
-        self.used_keeper = False
         self._devices: list[DeviceInfo | Unmeasurable] | None = None
         self._client: KeeperClient | None = None
         self._pool: Pool | None = None
@@ -217,7 +215,6 @@ class Run:
             )
             role = "worker" if self.worker else self.role
             self._client = KeeperClient(self.identity.socket, role=role, name=self.worker or "")
-            self.used_keeper = True
         return self._client
 
     def call(self, request: Request, timeout: float | None = None) -> Reply:
@@ -280,6 +277,7 @@ class Run:
                 self.specs.backends,
                 self.settings.backend or self.specs.default,
                 self._window,
+                used=self.use,
             )
         return self._pool
 
@@ -288,13 +286,12 @@ class Run:
 
     def backend(self, name: str | None, overrides: Mapping[str, Any]) -> RunningBackend:
         """The running backend for the current test, started if need be."""
-        return self.use(self.pool.acquire(self.pool.spec(name, **overrides)))
+        return self.pool.acquire(self.pool.spec(name, **overrides))
 
-    def use(self, backend: RunningBackend) -> RunningBackend:
+    def use(self, backend: RunningBackend) -> None:
         """Remember that the current test uses this backend."""
         if self.attempt is not None:
             self.attempt.backends[f"{backend.name}#{backend.generation}"] = backend
-        return backend
 
     # ------------------------------------------------------------ tests
 

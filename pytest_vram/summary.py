@@ -104,8 +104,8 @@ class Collector:
         lines = [f"vram: warning: {text}" for text in run.warnings]
         if run.settings.budget and run.measurable:
             names = ", ".join(f"{device.label} ({device.name})" for device in run.measurable)
-            stand_in = "; host memory stands in for VRAM" if run.host_only else ""
-            lines.append(f"vram: budget {run.settings.budget.text} on {names}{stand_in}")
+            names = "host memory, which stands in for VRAM" if run.host_only else names
+            lines.append(f"vram: budget {run.settings.budget.text} on {names}")
         return lines or None
 
     # ------------------------------------------------------------ the end
@@ -127,6 +127,10 @@ class Collector:
         for path in run.settings.reports if run else ():
             if not self._write(Path(self.config.invocation_params.dir, path)):
                 session.exitstatus = pytest.ExitCode.USAGE_ERROR
+        warnings = list(dict.fromkeys([*self.report.run.warnings, *self.trouble]))
+        self.report = msgspec.structs.replace(
+            self.report, run=msgspec.structs.replace(self.report.run, warnings=warnings)
+        )
 
     def _write(self, path: Path) -> bool:
         assert self.report is not None
@@ -148,8 +152,9 @@ class Collector:
             self.trouble.append(f"the keeper did not end in order: {error}")
 
     def _make(self, run: Run | None) -> RunReport:
+        last = {test.nodeid: test for test in self.tests}  # of several attempts the last one counts
         counts: dict[str, int] = {}
-        for test in self.tests:
+        for test in last.values():
             counts[test.outcome] = counts.get(test.outcome, 0) + 1
         devices = self._state.devices if self._state else []
         if not devices and run is not None:

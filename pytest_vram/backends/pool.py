@@ -201,6 +201,7 @@ class RunningBackend:
         request = Restart(key=self.key, window=self._pool.window())
         reply = self._pool.keeper.call(request)
         self._refresh(_running(reply, "a restart"))
+        self._pool.used(self)
 
 
 class Pool:
@@ -210,6 +211,7 @@ class Pool:
     :param specs: every backend of the spec file. :param default: the one to use where none is named.
     :param window: the window that is open now, or ``None``.
     :param connect: opens a connection for one turn; by default to the keeper's own socket.
+    :param used: told of every backend that is acquired or restarted.
     """
 
     def __init__(
@@ -221,6 +223,7 @@ class Pool:
         window: Callable[[], int | None] = lambda: None,
         *,
         connect: Connect | None = None,
+        used: Callable[[RunningBackend], object] = lambda backend: None,
     ) -> None:
         self.keeper = keeper
         self.context = context
@@ -228,6 +231,7 @@ class Pool:
         self.default = default
         self.window = window
         self._connect = connect or self._connect_turn
+        self.used = used
         self._plans: dict[bytes, LaunchPlan] = {}
         self._backends: dict[str, RunningBackend] = {}
 
@@ -274,6 +278,7 @@ class Pool:
             known = self._backends[running.key] = RunningBackend(self, spec, plan, running)
         elif known.generation != running.generation or known.running.pid != running.pid:
             known._refresh(running)
+        self.used(known)
         return known
 
     def running(self) -> list[RunningBackend]:

@@ -40,7 +40,7 @@ class BackendRecord(msgspec.Struct, frozen=True, kw_only=True):
     boot_seconds: float | None = None
 
 
-class TestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt at one test.
 
     :ivar nodeid: key of the test; tests of the shipped suite are ``pytest_vram_specs.module::test`` everywhere.

@@ -106,7 +106,7 @@ def _lines(report: RunReport, width: int) -> list[str]:
         )
     lines += _undecided(report, width)
     lines += _backends(report, width)
-    if report.run.sampling is not None and _is_poor(report.run.sampling):
+    if report.run.sampling is not None and _is_poor(report.run.sampling) and not _all_exact(report):
         lines += _row("sampling", _sampling(report.run.sampling) + ": short peaks may have been missed", width)
     for text in report.run.warnings:
         lines += _row("WARNING", text, width)
@@ -141,7 +141,7 @@ def _budget(report: RunReport) -> str | None:
 def _device(device: DeviceInfo) -> str:
     capacity = device.capacity
     size = f"capacity unknown ({capacity.reason})" if isinstance(capacity, Unmeasurable) else f"{mib(capacity.bytes)}"
-    stand_in = f"; {STAND_IN}" if device.label == HOST else ""
+    stand_in = f"; {STAND_IN}" if device.label == HOST and "stands in" not in device.name else ""
     name = "" if device.name == device.label else f" {device.name},"
     return f"{device.label}:{name} {size}, measured by {device.source}{stand_in}"
 
@@ -199,6 +199,11 @@ def _backend(backend: BackendRecord) -> str:
     if "cache_type_k" in facts:
         parts.append(f"KV cache {facts['cache_type_k']}/{facts.get('cache_type_v', '?')}")
     return ", ".join(parts)
+
+
+def _all_exact(report: RunReport) -> bool:
+    """True where no peak rests on samples: gaps between them then hide nothing."""
+    return all(figure.exact for test in report.tests for figure in _figures(test.peak).values())
 
 
 def _is_poor(sampling: Sampling) -> bool:

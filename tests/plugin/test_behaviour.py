@@ -49,6 +49,7 @@ def test_each_attempt_of_a_rerun_is_judged_by_itself(project: pytest.Pytester, i
     result.stdout.fnmatch_lines(["*1 passed*1 rerun*"])
     tests = json.loads((project.path / "out.json").read_text())["tests"]
     assert [(test["attempt"], test["outcome"]) for test in tests] == [(1, "failed"), (2, "passed")]
+    assert json.loads((project.path / "out.json").read_text())["run"]["verdict"] == "passed"
     assert tests[0]["peak"]["host"]["bytes"] > 300e6
     assert tests[1]["peak"]["host"]["bytes"] < 100e6
 
@@ -100,9 +101,11 @@ def test_inconclusive_fails_where_missing_fails(project: pytest.Pytester, inner:
 def test_reports_are_written_whole_or_not_at_all(project: pytest.Pytester, inner: Inner) -> None:
     """A report path that cannot be written is said in one line and makes the run a usage error."""
     project.makepyfile("def test_it(): pass\n")
-    result = inner("--vram-budget=1GB", "--vram-device=cpu", "--vram-report=no/such/folder/out.json")
+    project.path.joinpath("file").touch()
+    result = inner("--vram-budget=1GB", "--vram-device=cpu", "--vram-report=file/out.json")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stdout.fnmatch_lines(["*no/such/folder/out.json*"])
+    result.stdout.fnmatch_lines(["WARNING*"])
+    assert "file/out.json" in "".join(line.strip() for line in result.stdout.lines)
 
 
 def test_the_newest_ten_and_all_failed_runs_are_kept(project: pytest.Pytester, inner: Inner) -> None:
