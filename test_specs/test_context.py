@@ -43,18 +43,28 @@ def _ask(backend: RunningBackend, text: str) -> tuple[Reply | None, RequestFaile
 
 
 def test_long_prompt_is_counted_in_full(vram_backend: RunningBackend) -> None:
-    """Every token of a prompt that nearly fills the context is evaluated, as far as this machine gets in time."""
+    """Every token of the longest prompt that this machine evaluates in time is served, up to a full context."""
+    need(vram_backend, "chat", "token-counts")
+    _fill(vram_backend, min(context_per_slot(vram_backend) - ROOM, prompts.affordable(vram_backend)))
+
+
+def test_context_can_be_filled(vram_backend: RunningBackend) -> None:
+    """A prompt that fills the context, but for the answer's room, is served in full."""
     need(vram_backend, "chat", "token-counts")
     full = context_per_slot(vram_backend) - ROOM
-    reach = min(full, prompts.affordable(vram_backend))
-    size = prompts.lengths(vram_backend)
-    words = size.words_for(reach)
-    sent = size.tokens_of(words)
-    served = prompts.counted(vram_backend.client.chat(prompts.text(words), max_tokens=1, temperature=0))
-    assert served == sent, f"{sent:,} tokens were sent and {served:,} were served"
+    reach = prompts.affordable(vram_backend)
     if reach < full:
         seconds = full / prompts.rate(vram_backend)
         pytest.skip(
-            f"proved up to {sent:,} of {full + ROOM:,} tokens: all of them would take over {seconds:.0f} s here, and a"
-            f" prompt gets a quarter of request_timeout ({vram_backend.spec.request_timeout:g} s)"
+            f"a prompt of {full:,} tokens would take over {seconds:.0f} s here, and one prompt gets a quarter of"
+            f" request_timeout ({vram_backend.spec.request_timeout:g} s); {reach:,} tokens were proved"
         )
+    _fill(vram_backend, full)
+
+
+def _fill(backend: RunningBackend, tokens: int) -> None:
+    size = prompts.lengths(backend)
+    words = size.words_for(tokens)
+    sent = size.tokens_of(words)
+    served = prompts.counted(backend.client.chat(prompts.text(words), max_tokens=1, temperature=0))
+    assert served == sent, f"{sent:,} tokens were sent and {served:,} were served"

@@ -25,6 +25,7 @@ floors = { tokens_per_second = 20 }
 ctx-size = 4096
 parallel = 1
 """
+FILLING = {"test_long_prompt_is_counted_in_full", "test_context_can_be_filled"}
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="servers are owned on Linux only")
 
@@ -62,8 +63,8 @@ def test_sound_deployment_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "module", "failing"),
     [
-        ("cuts", "test_context", {"test_prompt_over_the_context_is_refused", "test_long_prompt_is_counted_in_full"}),
-        ("drops", "test_context", {"test_long_prompt_is_counted_in_full"}),
+        ("cuts", "test_context", {"test_prompt_over_the_context_is_refused", *FILLING}),
+        ("drops", "test_context", FILLING),
         ("endless", "test_context", {"test_prompt_over_the_context_is_refused"}),
         ("shrinks", "test_applied", {"test_boot_log_shows_what_was_asked", "test_server_of_this_run_reports_it"}),
         ("stranger", "test_applied", {"test_server_of_this_run_reports_it"}),
