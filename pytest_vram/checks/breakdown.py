@@ -91,5 +91,5 @@ def _notes(ledger: Ledger, labels: Sequence[str]) -> list[str]:
         if parts:
             notes.append(f"{label}: {', '.join(parts)}")
     if any(entry.bytes and "Mapped" in entry.detail for entry in ledger.entries):
-        notes.append("weights mapped from the file count as measured only where their pages were touched")
+        notes.append("mapped weights count as measured only where their pages were touched")
     return notes

@@ -85,7 +85,7 @@ def _one_line(report: RunReport) -> str:
         of = f" of {with_mib(limit)}" if limit is not None else ""
         parts.append(f"highest peak {_amount(figure)}{of} in {_short(test.nodeid, 40)}")
     parts.extend(f"WARNING: {text}" for text in report.run.warnings)
-    return "; ".join(parts) + _tag(report)
+    return " ".join("; ".join(parts).split()) + _tag(report)
 
 
 def _lines(report: RunReport, width: int) -> list[str]:

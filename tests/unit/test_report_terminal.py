@@ -6,13 +6,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pytest_vram.backends.record import RequestRecord
 from pytest_vram.bootlog import read
 from pytest_vram.checks import judge_peak
 from pytest_vram.keeper.messages import Closed, DeviceInfo, Sampling
-from pytest_vram.ledger import Entry, Ledger
-from pytest_vram.readings import Measured, Reading
+from pytest_vram.ledger import BUCKETS, Entry, Ledger
+from pytest_vram.readings import Measured, Reading, Unmeasurable
 from pytest_vram.report import BackendRecord, RunInfo, RunReport, TestRecord, ledger_table, summary
 from pytest_vram.spec import Limits
 
@@ -176,10 +178,12 @@ def test_undecided_and_warnings() -> None:
     assert "WARNING: 3 tests were SKIPPED" in summary(report, verbosity=-1)[0]
 
 
-@pytest.mark.parametrize(("gap", "shown"), [(29.9, False), (30.1, True)])
-def test_poor_sampling(gap: float, shown: bool) -> None:
-    """Gaps of over three intervals between samples are said."""
+@pytest.mark.parametrize(("gap", "exact", "shown"), [(29.9, False, False), (30.1, False, True), (30.1, True, False)])
+def test_poor_sampling(gap: float, exact: bool, shown: bool) -> None:
+    """Gaps of over three intervals between samples are said where a peak rests on samples."""
     report = run_report(sampling=Sampling(samples=100, interval_ms=10.0, longest_gap_ms=gap))
+    peak = msgspec.structs.replace(reading(MIB), exact=exact)
+    report.tests[0] = msgspec.structs.replace(report.tests[0], peak={"host": peak})
     assert any(line.startswith("sampling") for line in summary(report)) is shown
 
 
@@ -200,3 +204,68 @@ def test_columns(verbosity: int) -> None:
         report = run_report(device, warnings=["many words " * 30])
         report.tests[0] = msgspec.structs.replace(report.tests[0], nodeid="tests/" + "x" * 300)
         assert max(map(len, summary(report, verbosity=verbosity, width=80))) <= 80
+
+
+labels = st.sampled_from(["host", "gpu0", "gpu1", "gpu12"])
+sizes = st.integers(0, 1 << 45)
+readings = st.builds(
+    Reading,
+    bytes=sizes,
+    at_most=st.none() | sizes,
+    source=st.just("x-hwm"),
+    scope=st.just("run"),
+    device=labels,
+    exact=st.booleans(),
+    note=st.none() | st.text(max_size=20),
+)
+figures = st.dictionaries(labels, readings | st.builds(Unmeasurable, reason=st.text(max_size=30)), max_size=4)
+entries = st.builds(
+    Entry, bucket=st.sampled_from(BUCKETS[:-1]), device=labels, bytes=sizes, source=st.just("engine-log")
+)
+ledgers = st.builds(
+    lambda found, measured: Ledger(entries=tuple(found)).against(measured),
+    st.lists(entries, max_size=8),
+    st.dictionaries(labels, readings, max_size=4),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ledger=ledgers)
+def test_any_ledger_adds_up(ledger: Ledger) -> None:
+    """Whatever was printed and measured, each device's printed sum and signed rest are its measured total."""
+    lines = ledger_table(ledger, width=80)
+    assert max(map(len, lines)) <= 80 or any(entry.bytes > 1 << 40 for entry in ledger.entries)
+    for label, reading_ in ledger.measured.items():
+        assert ledger.total()[label] == reading_.bytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    peak=figures,
+    baseline=figures,
+    limit=st.dictionaries(labels, st.integers(1, 1 << 45), max_size=3),
+    ledger=ledgers,
+    name=st.text(max_size=90),
+    warning=st.text(max_size=90),
+    width=st.integers(0, 300),
+)
+def test_any_report_can_be_shown(
+    peak: dict[str, Measured],
+    baseline: dict[str, Measured],
+    limit: dict[str, int],
+    ledger: Ledger,
+    name: str,
+    warning: str,
+    width: int,
+) -> None:
+    """Whatever a run holds, its summary is made: one line with `-q`, and ASCII where only that is possible."""
+    full = run_report("gpu0", warnings=[warning])
+    test = msgspec.structs.replace(full.tests[0], nodeid=name, peak=peak, baseline=baseline, limit=limit)
+    backend = msgspec.structs.replace(full.backends[0], ledger=ledger, boot_peak=peak, facts={})
+    report = msgspec.structs.replace(full, tests=[test], backends=[backend])
+    for verbosity in (-1, 0, 1):
+        lines = summary(report, verbosity=verbosity, width=width, unicode=False)
+        assert lines
+        assert all(line.isascii() for line in lines)
+    assert len(summary(report, verbosity=-1, width=width)) == 1
+    assert len(summary(report, verbosity=-1, width=width)[0].splitlines()) == 1
