@@ -32,7 +32,9 @@ def test_ini_file_is_found_from_a_folder_below(tmp_path: Path, name: str, text: 
     assert found == project.Project(root=tmp_path.resolve(), ini=tmp_path.resolve() / name)
 
 
-@pytest.mark.parametrize(("name", "text"), [("pyproject.toml", "[project]\n"), ("tox.ini", "[tox]\n"), ("vram.toml", "")])
+@pytest.mark.parametrize(
+    ("name", "text"), [("pyproject.toml", "[project]\n"), ("tox.ini", "[tox]\n"), ("vram.toml", "")]
+)
 def test_file_without_pytest_settings_is_no_ini_file(tmp_path: Path, name: str, text: str) -> None:
     """A file that does not configure pytest is not handed to it."""
     (tmp_path / name).write_text(text)

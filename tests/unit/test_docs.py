@@ -33,7 +33,9 @@ def test_config_file_of_the_docs_is_accepted(text: str, tmp_path: Path) -> None:
     path = tmp_path / "vram.toml"
     path.write_text(text, encoding="utf-8")
     spec = specfile.read(path)
-    values = {name: settings.Origin(value=value, rank="config file", place="docs") for name, value in spec.values.items()}
+    values = {
+        name: settings.Origin(value=value, rank="config file", place="docs") for name, value in spec.values.items()
+    }
     settings.resolve(values)
     assert spec.path == str(path)
     assert len(spec.backends) > 1
