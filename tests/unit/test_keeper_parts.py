@@ -1,0 +1,295 @@
+"""Parts of the keeper that need no keeper."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_vram.errors import BackendDied, RequestTimeout
+from pytest_vram.keeper import health, wire
+from pytest_vram.keeper.booting import LogReader
+from pytest_vram.keeper.core import file_name
+from pytest_vram.keeper.messages import LARGEST, Acquire, Done, Failed, Hello, Note, Status
+from pytest_vram.keeper.processes import exit_words, tail
+from pytest_vram.keeper.turns import Turns
+from pytest_vram.keeper.windows import Admission
+from pytest_vram.spec import LaunchPlan
+
+
+def test_frames_travel() -> None:
+    """A message comes out of its frame as it went in."""
+    message = Acquire(plan=LaunchPlan(name="a", engine="command", argv=["x"]))
+    data = wire.frame(message)
+    assert wire.length(data[:4]) == len(data) - 4
+    assert wire.request(data[4:]) == message
+    assert wire.reply(wire.frame(Done())[4:]) == Done()
+
+
+def test_a_frame_has_a_largest_size() -> None:
+    """Nothing longer than allowed is sent or awaited."""
+    with pytest.raises(wire.BadFrame, match="16,777,217"):
+        wire.length((LARGEST + 1).to_bytes(4, "big"))
+    with pytest.raises(wire.BadFrame, match="largest allowed"):
+        wire.frame(Note(kind="note", fields={"text": "x" * LARGEST}))
+    with pytest.raises(wire.BadFrame, match="cannot be written"):
+        wire.frame(Note(kind="note", fields={"text": object()}))
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_break_the_decoder(data: bytes) -> None:
+    """Any bytes are a message or a BadFrame."""
+    for decode in (wire.request, wire.reply):
+        try:
+            decode(data)
+        except wire.BadFrame:
+            pass
+
+
+def test_requests_are_told_from_replies() -> None:
+    """A reply is no request, and a request lacks nothing."""
+    with pytest.raises(wire.BadFrame):
+        wire.request(wire.frame(Failed(error="X", message="y"))[4:])
+    with pytest.raises(wire.BadFrame):
+        wire.request(b'{"op":"hello"}')
+    assert isinstance(wire.request(b'{"op":"status"}'), Status)
+    assert isinstance(wire.request(wire.frame(Hello(role="viewer", pid=1, start_time=2))[4:]), Hello)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "exited with code 0"),
+        (7, "exited with code 7"),
+        (-signal.SIGILL, "was killed by SIGILL: this build uses CPU instructions that this machine lacks"),
+        (-signal.SIGSEGV, "was killed by SIGSEGV"),
+        (-200, "was killed by signal 200"),
+        (None, "ended"),
+    ],
+)
+def test_exit_words(code: int | None, words: str) -> None:
+    """Exit codes and signals in words."""
+    assert exit_words(code) == words
+
+
+def test_exit_words_of_a_kill() -> None:
+    """SIGKILL may be the kernel's: certain where it counted a kill, else a possibility; with what was held."""
+    assert "somebody or by the kernel" in exit_words(-9)
+    certain = exit_words(-9, mark=100 << 20, kernel_kills=1)
+    assert "the kernel ran out of memory and killed it" in certain
+    assert "100.0 MiB" in certain
+
+
+def test_tail(tmp_path: Path) -> None:
+    """The last lines of a log: no secrets, no control characters, no endless lines."""
+    log = tmp_path / "log"
+    log.write_bytes(b"".join(b"line %d\n" % number for number in range(100)))
+    assert tail(log, 2) == "  line 98\n  line 99"
+    log.write_bytes(b"key s3cret \x1b[31m\xff\n\n" + b"y" * 1000)
+    text = tail(log, secrets=("s3cret",))
+    assert "key *** ?[31m\ufffd" in text
+    assert len(text.splitlines()[-1]) == 402
+    assert tail(tmp_path / "none") == ""
+    assert tail(None) == ""
+
+
+def test_log_reader(tmp_path: Path) -> None:
+    """Lines come when they are complete; what was left unfinished at the end comes then."""
+    path = tmp_path / "log"
+    reader = LogReader(path)
+    assert reader.lines() == []
+    with path.open("ab", buffering=0) as log:
+        log.write(b"one\r\ntw")
+        assert reader.lines() == ["one"]
+        log.write(b"o\nthr\xffee")
+        assert reader.lines() == ["two"]
+        assert reader.all_lines() == ["thr\ufffdee"]
+        assert reader.all_lines() == []
+        log.write(b"x" * (65 << 10))
+        assert [len(line) for line in reader.lines()] == [65 << 10]
+    reader.close()
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("agent", "agent"), ("a/b c", "a_b_c"), ("../x", "_x"), ("..", "backend"), ("ä.1", "_.1")]
+)
+def test_file_names(name: str, expected: str) -> None:
+    """A backend's name cannot lead out of the run folder."""
+    assert file_name(name) == expected
+
+
+def run(work: Awaitable[None]) -> None:
+    async def main() -> None:
+        await asyncio.wait_for(work, 20)
+
+    asyncio.run(main())
+
+
+async def _settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_admission_is_fair() -> None:
+    """Shared tests run together; one that is alone waits for them, and those that come later wait for it."""
+
+    async def work() -> None:
+        admission = Admission()
+        one, two = await admission.enter(1, False), await admission.enter(2, False)
+        alone = asyncio.ensure_future(admission.enter(3, True))
+        later = asyncio.ensure_future(admission.enter(4, False))
+        await _settle()
+        admission.leave(one)
+        await _settle()
+        assert not alone.done()
+        admission.leave(two)
+        await _settle()
+        assert alone.done()
+        assert not later.done()
+        admission.leave(alone.result())
+        await _settle()
+        assert later.done()
+
+    run(work())
+
+
+def test_admission_of_those_who_give_up() -> None:
+    """Whoever goes away while it waits, or as it is admitted, does not hold up the others."""
+
+    async def work() -> None:
+        admission = Admission()
+        first = await admission.enter(1, True)
+        waiting = asyncio.ensure_future(admission.enter(2, True))
+        later = asyncio.ensure_future(admission.enter(3, False))
+        await _settle()
+        waiting.cancel()
+        admission.leave(first)
+        await _settle()
+        assert later.done()
+        admission.leave(later.result())
+        held = await admission.enter(4, True)
+        admitted = asyncio.ensure_future(admission.enter(5, True))
+        await _settle()
+        admission.leave(held)  # admits it, and in the same moment it gives up
+        admitted.cancel()
+        await _settle()
+        assert await admission.enter(6, True)
+
+    run(work())
+
+
+def test_admission_of_nested_tests() -> None:
+    """A test inside a test of the same process does not wait for the outer one."""
+
+    async def work() -> None:
+        admission = Admission()
+        await admission.enter(1, True)
+        await asyncio.wait_for(admission.enter(1, False), 5)
+
+    run(work())
+
+
+def test_turns_in_order() -> None:
+    """Turns come in the order of asking; one that waits too long gives up and is passed over."""
+
+    async def work() -> None:
+        turns = Turns()
+        await turns.take(5)
+        impatient = asyncio.ensure_future(turns.take(0.01))
+        second = asyncio.ensure_future(turns.take(5))
+        third = asyncio.ensure_future(turns.take(5))
+        with pytest.raises(RequestTimeout, match=r"did not come within 0.01 s"):
+            await impatient
+        turns.release()
+        await second
+        assert not third.done()
+        third.cancel()
+        await _settle()
+        turns.release()
+        await turns.take(5)
+        waiting = asyncio.ensure_future(turns.take(5))
+        await _settle()
+        turns.died("it died")
+        with pytest.raises(BackendDied, match="it died"):
+            await waiting
+        with pytest.raises(BackendDied, match="it died"):
+            await turns.take(5)
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n", 200),
+        (b"HTTP/1.0 503 \r\n\r\n", 503),
+        (b"SSH-2.0\r\n", "the answer is not HTTP"),
+        (b"", "the connection was closed without an answer"),
+    ],
+)
+def test_health(answer: bytes, expected: int | str) -> None:
+    """A status code, or why there is none."""
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    async def work() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        assert await health.get(url + "/health?x=1", key="abc") == expected
+        assert await health.connects(url)
+        server.close()
+        await server.wait_closed()
+        refused = await health.get(url)
+        assert isinstance(refused, str)
+        assert not await health.connects(url)
+
+    run(work())
+    assert heads[0].startswith(b"GET /health?x=1 HTTP/1.1\r\n")
+    assert b"Authorization: Bearer abc\r\n" in heads[0]
+
+
+def test_health_without_an_answer() -> None:
+    """A server that never answers is given up."""
+
+    async def work() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        assert await health.get(url, timeout=0.05) == "no answer within 0.05 s"
+        await _settle()
+        server.close()
+        await server.wait_closed()
+
+    run(work())
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "127.0.0.1:80", ""])
+def test_addresses_that_are_none(url: str) -> None:
+    """What is no http URL is refused."""
+    with pytest.raises(ValueError, match="is not an http"):
+        health.address(url)
+
+
+def test_the_package_is_light() -> None:
+    """Importing the keeper's package imports neither msgspec nor asyncio, because the guard does so too."""
+    import subprocess
+    import sys
+
+    code = "import pytest_vram.keeper.parents, sys; print([m for m in ('msgspec', 'asyncio', 'httpx') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    assert found.stdout.strip() == "[]"
