@@ -128,23 +128,47 @@ def test_command_works_from_an_empty_folder(installed: Path, tmp_path: Path) -> 
     assert where.stdout.startswith(str(installed.parent))
 
 
-def test_suite_is_the_same_from_wheel_and_checkout(installed: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("inside", [False, True], ids=["environment elsewhere", "environment in the project"])
+def test_suite_is_the_same_from_wheel_and_checkout(installed: Path, tmp_path: Path, inside: bool) -> None:
     """`vram check` finds the same tests from a wheel, in a project with settings of its own, as from the checkout."""
-    (tmp_path / "pytest.ini").write_text(
+    project = installed.parent.parent if inside else tmp_path
+    (project / "pytest.ini").write_text(
         "[pytest]\npython_files = check_*.py\npython_functions = prove_*\naddopts = --no-such-option\n"
         "usefixtures = no_such_fixture\nfilterwarnings = error::no_such_module.Warning\n",
         encoding="utf-8",
     )
-    (tmp_path / "conftest.py").write_text("raise RuntimeError('this project needs a database')\n", encoding="utf-8")
-    elsewhere = run(
-        [installed / "vram", "check", "--collect-only", "-q"], tmp_path, PYTEST_ADDOPTS="--another-unknown-option"
-    )
+    (project / "conftest.py").write_text("raise RuntimeError('this project needs a database')\n", encoding="utf-8")
+    command = [installed / "vram", "check", "--collect-only", "-q"]
+    elsewhere = run(command, project, PYTEST_ADDOPTS="--another-unknown-option")
     assert elsewhere.returncode == 0, elsewhere.stdout + elsewhere.stderr
     here = run([sys.executable, "-m", "pytest", "--collect-only", "-q", "test_specs"], ROOT)
     assert here.returncode == 0, here.stdout + here.stderr
     found = SUITE_TEST.findall(elsewhere.stdout)
     assert len(found) >= 10
     assert found == SUITE_TEST.findall(here.stdout)
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="servers are owned on Linux only")
+def test_verdicts_are_the_same_from_wheel_and_checkout(installed: Path, tmp_path: Path) -> None:
+    """The report of a run against a real server has the same keys and outcomes from a wheel as from the checkout."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\npython_files = check_*.py\n", encoding="utf-8")
+    common = ["--vram-device=cpu", "--vram-backend=demo", "--vram-budget=4GB", "-p", "no:cacheprovider"]
+    chosen = ["-k", "test_boot or test_applied or short"]
+    elsewhere = run([installed / "vram", "check", "--json", *common, *chosen], tmp_path)
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    report = tmp_path / "checkout.json"
+    here = run(
+        [sys.executable, "-m", "pytest", "test_specs", *common, *chosen, f"--vram-report={report}"],
+        ROOT,
+    )
+    assert here.returncode == 0, here.stdout + here.stderr
+    first, second = (
+        {test["nodeid"]: test["outcome"] for test in json.loads(text)["tests"]}
+        for text in (elsewhere.stdout, report.read_text(encoding="utf-8"))
+    )
+    assert first == second
+    assert "pytest_vram_specs.test_requests::test_short_chat_is_answered" in first
 
 
 def test_selected_keys_and_usage_errors(installed: Path, tmp_path: Path) -> None:
