@@ -18,7 +18,7 @@ from pytest_vram.backends.record import RequestRecord
 from pytest_vram.backends.turns import Caller, Connect, KeeperLike, take
 from pytest_vram.bootlog.boot import Boot
 from pytest_vram.errors import BackendError, BadSpec, KeeperError, RequestFailed
-from pytest_vram.keeper.messages import Acquire, Restart, Running, Turn
+from pytest_vram.keeper.messages import Acquire, Restart, Running, Stop, Turn
 from pytest_vram.ledger import Ledger
 from pytest_vram.readings import Reading
 from pytest_vram.spec import BackendSpec, LaunchPlan, OptionValue
@@ -203,6 +203,10 @@ class RunningBackend:
         self._refresh(_running(reply, "a restart"))
         self._pool.used(self)
 
+    def stop(self) -> None:
+        """Stop the server; the next :meth:`Pool.acquire` of its spec starts a fresh one."""
+        self._pool.keeper.call(Stop(key=self.key))
+
 
 class Pool:
     """The backends that a pytest process may use.
@@ -287,11 +291,14 @@ class Pool:
 
     def client_for(self, backend: RunningBackend, *, serial: bool = True) -> VramClient:
         """A new client of this backend, with its own list of requests."""
-        return VramClient(backend.target, connect=self._connect, window=self.window, fate=self.fate, serial=serial)
+        return VramClient(backend.target, serial=serial, **self._links(backend))
 
     def async_client_for(self, backend: RunningBackend, *, serial: bool = True) -> AsyncVramClient:
         """A new client for async code."""
-        return AsyncVramClient(backend.target, connect=self._connect, window=self.window, fate=self.fate, serial=serial)
+        return AsyncVramClient(backend.target, serial=serial, **self._links(backend))
+
+    def _links(self, backend: RunningBackend) -> dict[str, Any]:
+        return {"connect": self._connect, "window": self.window, "fate": self.fate, "keep": backend.keep}
 
     def fate(self, key: str) -> str | None:
         """One sentence on how the server with this key died, or ``None`` where it runs on.

@@ -149,7 +149,7 @@ def _try(binary: Path, model: Path, timeout: float) -> tuple[str, bool]:
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     said = f"; its last line: {last[:200]}" if last else ""
     if code is None:
-        return f"it did not answer within {timeout:.0f} s{said}", False
+        return f"it did not answer within {timeout:g} s{said}", False
     # SIGKILL and SIGTERM come from outside and say nothing about the build.
     return f"{in_words(code)}{said}", code not in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 

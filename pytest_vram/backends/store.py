@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import importlib.util
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -186,6 +187,7 @@ def _obtain(name: str, version: str, scratch: Path) -> Path:
     wanted = [f"{name}=={version}", "--no-deps", "--only-binary", ":all:"]
     if importlib.util.find_spec("pip") is not None:
         pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet", "--no-input"]
+        pip += ["--retries", "2", "--timeout", "15"]
         _installer([*pip, *wanted, "--dest", str(scratch / "wheels")], name)
         wheels = sorted((scratch / "wheels").glob("*.whl"))
         if len(wheels) != 1:
@@ -226,6 +228,9 @@ def _installer(argv: list[str], name: str) -> None:
     )
     if offline is not None:
         raise _FetchFailed(f"the package index cannot be reached ({offline[0].lower()}): is there a network?")
+    if "No matching distribution" in done.stderr or "no wheels with a matching" in done.stderr:
+        here = f"{platform.system()} {platform.machine()}"
+        raise _FetchFailed(f"the package index has no {name} for {here} (the installer says: {errors[-1][:200]})")
     raise _FetchFailed(f"the installer says: {errors[-1][:300]}")
 
 

@@ -1,7 +1,8 @@
 """A GPU in software: llama.cpp's RPC device on loopback.
 
 llama.cpp offloads to it as to a card: layers, KV cache and compute buffers live in a process of their own, whose
-memory is the device's memory. The protocol has no authentication, so it listens on loopback only. Linux only.
+memory is the device's memory. It serves one llama-server at a time: a second one waits until the first has ended. The
+protocol has no authentication, so it listens on loopback only. Linux only.
 """
 
 from __future__ import annotations
