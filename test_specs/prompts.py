@@ -40,7 +40,7 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _known: dict[tuple[str, int], Lengths] = {}
-_rates: dict[tuple[str, int], float] = {}
+_probes: dict[tuple[str, int], tuple[float, int]] = {}
 
 
 def text(words: int) -> str:
@@ -80,22 +80,31 @@ def ubatch(backend: RunningBackend) -> int:
     return 512
 
 
-def rate(backend: RunningBackend) -> float:
-    """Prompt tokens per second, measured once per server.
-
-    The prompt is one full ubatch and a little, at most half of the context.
-    """
+def _probe(backend: RunningBackend) -> tuple[float, int]:
     key = (backend.key, backend.generation)
-    if key not in _rates:
+    if key not in _probes:
         size = lengths(backend)
         context = backend.asked.get("context")
         most = context // 2 if isinstance(context, int) else ubatch(backend)
         words = min(size.words_for(ubatch(backend)) + 8, size.words_for(most))
         reply = backend.client.chat(text(words), max_tokens=1, temperature=0)
-        _rates[key] = reply.record.prompt_tokens_per_second or counted(reply) / max(reply.record.latency, 1e-3)
-    return _rates[key]
+        tokens = counted(reply)
+        _probes[key] = reply.record.prompt_tokens_per_second or tokens / max(reply.record.latency, 1e-3), tokens
+    return _probes[key]
+
+
+def rate(backend: RunningBackend) -> float:
+    """Prompt tokens per second, measured once per server.
+
+    The prompt is one full ubatch and a little, at most half of the context.
+    """
+    return _probe(backend)[0]
 
 
 def affordable(backend: RunningBackend) -> int:
-    """Tokens of the longest prompt that this machine evaluates within a quarter of the backend's `request_timeout`."""
-    return int(rate(backend) * _SLOWER * backend.spec.request_timeout * _SHARE)
+    """Tokens of the longest prompt that this machine evaluates within a quarter of the backend's `request_timeout`.
+
+    Never fewer than the rate was measured with, which were evaluated already.
+    """
+    measured, tokens = _probe(backend)
+    return max(tokens, int(measured * _SLOWER * backend.spec.request_timeout * _SHARE))
