@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from pytest_vram.errors import BadInput
 from pytest_vram.journal import FILE_NAME, Journal, Writer
 from pytest_vram.keeper.messages import BACKEND_MARK, DeviceInfo, Launch, Sampling
@@ -93,7 +91,15 @@ class Core:
             )
         self.log("keeper", pid=self.pid, guard=self.guard, generation=self.generation)
         for device in self.devices:
-            self.log("device", **msgspec.to_builtins(device))
+            self.log(
+                "device",
+                label=device.label,
+                type=device.kind,
+                name=device.name,
+                capacity=device.capacity,
+                source=device.source,
+                uuid=device.uuid,
+            )
         for reason in missing:
             self.log("note", text=f"not measured: {reason.reason}", device=reason.device)
 
@@ -131,17 +137,6 @@ class Core:
     def boundary(self) -> int:
         """Read everything, fold it into the open windows, set the marks back. Returns the time after it."""
         self.timeline.boundary(time.monotonic_ns())
-        self._note_processes()
-        return time.monotonic_ns()
-
-    def light_boundary(self, since: int) -> int:
-        """A boundary that looks for new processes only when one interval has passed since ``since``.
-
-        A test that is over sooner, while nothing but pytest runs, cannot have a process that sampling would see.
-        """
-        now = time.monotonic_ns()
-        look = self.members.has_run() or now - since >= self.launch.interval_ms * 1e6
-        self.timeline.boundary(now, scan=look)
         self._note_processes()
         return time.monotonic_ns()
 

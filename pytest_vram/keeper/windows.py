@@ -150,7 +150,7 @@ class Windows:
             ticket = await self._admission.enter(holder, exclusive)
             waited = time.monotonic() - before
         core = self._core
-        t = core.light_boundary(core.timeline.last_read)
+        t = core.boundary()
         self._next += 1
         span = core.timeline.open(t, above.span.owners if above else (), pid)
         window = Window(self._next, kind, name, holder, above, span)
@@ -218,7 +218,7 @@ class Windows:
         """
         window = self.get(number)
         inner = [other for other in self._open.values() if other is not window and self._within(other, window)]
-        t = self._core.light_boundary(window.span.t)
+        t = self._core.boundary()
         for other in reversed(inner):
             self._end(other, t, record=None, abandoned=abandoned)
         return self._end(window, t, record=record, abandoned=abandoned)

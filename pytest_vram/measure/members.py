@@ -144,6 +144,10 @@ class Members:
         """Whether any process besides pytest's own is there."""
         return any(member.owner != PYTEST for member in self._members.values())
 
+    def has_young(self) -> bool:
+        """Whether a process was seen that has not joined yet, because it was forked a moment ago."""
+        return bool(self._young)
+
     def _group(self, owners: frozenset[str]) -> list[int]:
         if self._groups is None:
             self._groups = {}

@@ -78,7 +78,11 @@ def _one(device: DeviceSpec, rpc: Sequence[str], proc: str) -> list[_Found | Unm
 
 def _rpc(device: DeviceSpec, rpc: Sequence[str], proc: str, text: str) -> list[_Found | Unmeasurable]:
     if not rpc:
-        return [Unmeasurable(reason=f"{text}: no RPC endpoint is configured", device=text)]
+        return [
+            Unmeasurable(
+                reason=f"{text}: no RPC endpoint is configured; name them in PYTEST_VRAM_RPC=host:port,…", device=text
+            )
+        ]
     if device.index is not None and device.index >= len(rpc):
         known = ", ".join(f"rpc:{index}" for index in range(len(rpc)))
         return [Unmeasurable(reason=f"{text}: there is no such RPC endpoint; there is {known}", device=text)]

@@ -214,7 +214,6 @@ class Timeline:
         self._intervals: deque[tuple[int, int]] = deque(maxlen=_KEPT_INTERVALS)
         self.ticks = 0
         self.last_tick: int | None = None
-        self.last_read = 0
 
     @property
     def probes(self) -> list[Probe]:
@@ -234,23 +233,21 @@ class Timeline:
         self.ticks += 1
         self._read(now, reset=False)
 
-    def boundary(self, now: int, *, scan: bool = True) -> None:
-        """Read, fold into every span, and set all marks back: what comes after is of a new epoch.
+    def boundary(self, now: int) -> None:
+        """Read, fold into every span, and set all marks back: what comes after is of a new epoch."""
+        self._read(now, reset=True)
 
-        :param scan: look for new processes first; false costs much less, where there can be none.
-        """
-        self._read(now, reset=True, scan=scan)
-
-    def _read(self, now: int, *, reset: bool, scan: bool = True) -> None:
+    def _read(self, now: int, *, reset: bool) -> None:
         members = self.members
-        if scan:
+        members.scan()
+        if reset and members.has_young():
+            # A window must not close before a process that was forked a moment ago is counted.
             members.scan()
         pids = [member.pid for member in members.all()]
         for line in self._all:
             line.read(pids)
             for pid in line.last.gone:
                 members.forget(pid)
-        self.last_read = now
         ended = members.ended()
         for span in self._spans:
             self._fold(span)

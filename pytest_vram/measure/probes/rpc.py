@@ -31,8 +31,11 @@ def served_by(endpoint: str, proc: str = "/proc") -> int | str:
 class RpcProbe:
     """One RPC device.
 
-    What its server held when it was first seen (or less, when it is seen to hold less later) is its own; everything
-    above is the device's memory. The server does not say for whom it holds memory, so there is one figure for all.
+    The device's memory is the anonymous memory of its server: what it allocates for clients, and under 1 MiB of its
+    own. Pages of its program and libraries are not the device's. Nothing is taken off for what it held before: a
+    server keeps some of what it freed and uses it again, so that such a baseline would hide the memory of later
+    clients. The peak is the kernel's mark less the pages of files at the time of the read. The server does not say
+    for whom it holds memory, so there is one figure for all.
     """
 
     per_process = False
@@ -45,7 +48,6 @@ class RpcProbe:
         self.pid = pid
         self._proc = proc
         self._process: MarkedProcess | None = None
-        self._idle = (0, 0)
         self._fault: str | None = None
         self._look_at = 0
         self._attach(pid)
@@ -62,7 +64,6 @@ class RpcProbe:
             self._lose(self._gone(pid))
             return
         self.pid, self._process, self._fault = pid, process, None
-        self._idle = (memory.anonymous, memory.resident)
 
     def _gone(self, pid: int) -> str:
         return f"the server of device {self.info.name} (process {pid}) has ended"
@@ -92,12 +93,11 @@ class RpcProbe:
         if memory is None:
             self._lose(self._gone(self.pid))
             return Snapshot({}, None, fault=self._fault)
-        self._idle = (min(self._idle[0], memory.anonymous), min(self._idle[1], memory.resident))
-        anonymous, resident = self._idle
+        files = memory.resident - memory.anonymous
         figure = Figure(
-            now=memory.anonymous + memory.swap - anonymous,
-            held=memory.resident - resident,
-            mark=max(0, memory.mark - resident) if process.marked else None,
+            now=memory.anonymous + memory.swap,
+            held=memory.anonymous,
+            mark=max(memory.anonymous, memory.mark - files) if process.marked else None,
         )
         return Snapshot({}, figure)
 
