@@ -244,7 +244,7 @@ class Pool:
         """Whether this run measures host memory in a card's place, and nothing else."""
         return {device.kind for device in self.context.devices} == {"cpu"}
 
-    def spec(self, name: str | None = None, **overrides: Any) -> BackendSpec:
+    def spec(self, name: str | None = None, /, **overrides: Any) -> BackendSpec:
         """A backend's spec, with some of its keys changed for one use.
 
         :param overrides: keys of the table (``model``, ``boot_timeout`` …; ``options``, ``env`` and ``floors`` are

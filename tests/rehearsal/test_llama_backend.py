@@ -136,6 +136,10 @@ def test_real_out_of_memory_names_the_bucket(rehearse: Start, where: Any, bucket
     with out_of_memory(where=where, bucket=bucket) as oom:
         rpc = [gpu.endpoint for gpu in oom.gpus]
         run = rehearse(oom.spec, kind="rpc" if rpc else "cpu", rpc=rpc)
-        with pytest.raises(BootFailed, match=r"(?i)out of memory|insufficient memory|failed to allocate"):
+        said = r"(?i)out of memory|insufficient memory|failed to allocate"
+        if bucket == "kv":
+            # The engine goes on without its cache and crashes, at times before its log's thread has written why.
+            said += r"|SIGSEGV.*in phase 'kv'"
+        with pytest.raises(BootFailed, match=said):
             run.pool.acquire(run.pool.spec())
         run.close()
