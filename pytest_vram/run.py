@@ -270,7 +270,9 @@ class Run:
     def pool(self) -> Pool:
         """The backends of this run."""
         if self._pool is None:
-            context = PlanContext(devices=self.measurable, rpc=self.rpc, rootdir=self.identity.rootdir)
+            context = PlanContext(
+                devices=self.measurable, rpc=self.rpc, rootdir=self.identity.rootdir, run=self.identity.id
+            )
             self._pool = Pool(
                 _Link(self),
                 context,

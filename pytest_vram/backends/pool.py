@@ -131,16 +131,23 @@ class RunningBackend:
 
     @property
     def boot(self) -> Boot:
-        """What the log says of this boot, with the device labels of the run."""
+        """What the log says of this boot, with the device labels of the run; no evidence where there is no log."""
         if self._boot is None:
-            if not self.running.log:
-                self._boot = Boot(
-                    engine=self.engine, era="", evidence="none", warnings=("this run has no log of the server",)
-                )
-            else:
-                read = bootlog.read(self.log, engine=self.engine)
-                self._boot = relabelled(read, self._pool.context)
+            self._boot = relabelled(self._read_log(), self._pool.context)
         return self._boot
+
+    def _read_log(self) -> Boot:
+        if not self.running.log:
+            return self._without_evidence("this run has no log of a server that it did not start")
+        try:
+            if self.log.stat().st_size == 0:
+                return self._without_evidence("the server has written nothing to its log")
+        except OSError as error:
+            return self._without_evidence(f"the log {self.log} cannot be read: {error.strerror}")
+        return bootlog.read(self.log, engine=self.engine, patterns=self.plan.log_patterns)
+
+    def _without_evidence(self, reason: str) -> Boot:
+        return Boot(engine=self.engine, era="", evidence="none", warnings=(reason,))
 
     @property
     def ledger(self) -> Ledger:

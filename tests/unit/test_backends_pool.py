@@ -155,6 +155,20 @@ def test_ledger_takes_measured_figures_only(pool: Pool) -> None:
     assert backend.ledger.total() == {"host": 50 << 20}
 
 
+def test_backend_without_a_log_has_no_evidence(pool: Pool, keeper: Keeper) -> None:
+    """A silent server, a log that is gone and an attached server have no evidence and the reason, never zero bytes."""
+    backend = pool.acquire(pool.spec())
+    keeper.log.write_text("")
+    assert (backend.boot.evidence, backend.boot.warnings) == ("none", ("the server has written nothing to its log",))
+    keeper.log.unlink()
+    backend.restart()
+    assert "cannot be read" in backend.boot.warnings[0]
+    keeper.log = Path()
+    backend.running = msgspec.structs.replace(backend.running, log="")
+    backend._boot = None
+    assert "did not start" in backend.boot.warnings[0]
+
+
 def test_capabilities_that_are_missing_are_named(pool: Pool) -> None:
     """Missing capabilities are listed in order; a name that is none is a mistake of the caller."""
     backend = pool.acquire(pool.spec())
