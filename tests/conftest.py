@@ -16,7 +16,7 @@ Inner = Callable[..., pytest.RunResult]
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings in the environment of whoever runs these tests must not reach them."""
     for name in list(os.environ):
-        if name.startswith("PYTEST_VRAM_") and name != "PYTEST_VRAM_CACHE":
+        if name.startswith("PYTEST_VRAM_") and name not in ("PYTEST_VRAM_CACHE", "PYTEST_VRAM_RPC"):
             monkeypatch.delenv(name)
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
 

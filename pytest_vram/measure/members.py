@@ -7,6 +7,7 @@ ends, even when its parent dies first.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable
 
 from pytest_vram.measure import procfs
@@ -231,12 +232,11 @@ class Members:
         return parent is not None and parent.owner == PYTEST and self._undecided is not None and self._undecided(stat)
 
     def _walk(self) -> set[int]:
-        """PIDs of the members that still run and of all their descendants, by their ``children`` files."""
-        present = {
-            member.pid
-            for member in self._members.values()
-            if (stat := procfs.read_stat(member.pid, self.proc)) is not None and stat.start == member.start
-        }
+        """PIDs of the members and of all their descendants, by their ``children`` files.
+
+        A PID that was used again at once is noticed when its memory is read: kept descriptors name one process.
+        """
+        present = {pid for pid in self._members if os.path.exists(f"{self.proc}/{pid}")}
         waiting = list(present)
         if self._reaper is not None:
             waiting.append(self._reaper)

@@ -96,7 +96,7 @@ for line in sys.stdin:
 
 
 def test_an_rpc_device_is_its_servers_memory() -> None:
-    """What the server holds above its idle memory is the device's; when it ends there is no figure but a reason."""
+    """Anonymous memory of the server is the device's; when it ends there is no figure but a reason."""
     import resource
 
     command = [sys.executable, "-S", "-c", SERVER]
@@ -117,8 +117,8 @@ def test_an_rpc_device_is_its_servers_memory() -> None:
         figure = probe.read(()).device
         assert figure is not None
         assert figure.mark is not None
-        assert abs(figure.now - (20 << 20)) < 6 << 20  # huge pages round up
-        assert abs(figure.mark - (60 << 20)) < 6 << 20  # huge pages round up
+        assert abs(figure.now - (20 << 20)) < 6 << 20  # the server of this test holds 4 MiB of its own
+        assert abs(figure.mark - (60 << 20)) < 6 << 20  # the server of this test holds 4 MiB of its own
         server.kill()
         server.wait()
         snapshot = probe.read(())
