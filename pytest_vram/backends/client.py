@@ -481,6 +481,7 @@ def _collector(target: Target, what: str, response: httpx.Response) -> replies.C
         path=what,
         status=response.status_code,
         content_type=response.headers.get("content-type", ""),
+        nameless=target.model is None,
     )
 
 

@@ -18,6 +18,9 @@ HELP_TIMEOUT = 10.0
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 #: What may stand between two spellings: an argument hint of the older layout, a comma, blanks.
 _BETWEEN = re.compile(r"(?:\s\S+)?,\s+(?=-)")
+#: Options that add to a list each time they are given, without saying so in words that :data:`_ADDS` knows.
+_ADDING = frozenset({"logit-bias", "dry-sequence-breaker", "override-tensor", "override-kv", "lora", "control-vector"})
+_ADDS = re.compile(r"multiple|repeated")
 _DEFAULT_ON = re.compile(r"default:\s*(?:enabled|true|on\b|1\b|prefill enabled)")
 
 
@@ -51,6 +54,11 @@ class Flag(msgspec.Struct, frozen=True, kw_only=True):
     def joined(self) -> bool:
         """Several values are one comma-separated argument."""
         return "comma-separated" in self.text or ",..." in self.hint
+
+    @property
+    def adds(self) -> bool:
+        """It may be given several times, each time with one more value."""
+        return _ADDS.search(self.text) is not None or not _ADDING.isdisjoint(self.names)
 
     @property
     def on_by_default(self) -> bool:
@@ -244,6 +252,8 @@ def _flags(key: str, value: OptionValue | Sequence[OptionValue], flag: Flag, ori
     texts = [_word(key, item, flag, origin) if isinstance(item, bool) else _text(item) for item in value]
     if flag.joined:
         return [spelled, ",".join(texts)]
+    if len(texts) > 1 and not flag.adds:
+        raise BadSpec(f"option {key!r} ({origin}) takes one value, not a list: of several only the last would count")
     return [part for text in texts for part in (spelled, text)]
 
 

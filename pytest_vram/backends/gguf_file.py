@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from pytest_vram.backends import store
-from pytest_vram.errors import ModelNotFound
+from pytest_vram.errors import BadSpec, ModelNotFound
 from pytest_vram.spec import BackendSpec
 
 MAGIC = b"GGUF"
@@ -14,13 +14,16 @@ _SPLIT = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
 
 
 def resolve(spec: BackendSpec) -> Path:
-    """The GGUF file that ``spec.model`` names; without one, or for ``demo:…``, the demo model of the cache.
+    """The GGUF file that ``spec.model`` names; for ``demo:…`` the demo model of the cache.
 
+    :raises BadSpec: the spec has no ``model``.
     :raises ModelNotFound: it is missing, unreadable, empty, a folder, or not a GGUF file; the message says which.
     """
     where = f"[backend.{spec.name}] in {spec.origin}"
-    if spec.model is None or spec.model.startswith("demo:"):
-        return _demo(spec, where)
+    if spec.model is None:
+        raise BadSpec(f"{where} has no `model`: write the path of a GGUF file, or {store.DEMO_MODEL!r}")
+    if spec.model.startswith("demo:"):
+        return _demo(spec.model, where)
     path = Path(spec.model).expanduser()
     if not path.is_absolute():
         path = Path(spec.base) / path
@@ -55,11 +58,9 @@ def check(path: Path, what: str) -> None:
         )
 
 
-def _demo(spec: BackendSpec, where: str) -> Path:
-    if spec.model is not None and spec.model != store.DEMO_MODEL:
-        raise ModelNotFound(
-            f"{spec.model!r} (model of {where}) is unknown: {store.DEMO_MODEL!r} is the only demo model"
-        )
+def _demo(name: str, where: str) -> Path:
+    if name != store.DEMO_MODEL:
+        raise ModelNotFound(f"{name!r} (model of {where}) is unknown: {store.DEMO_MODEL!r} is the only demo model")
     found = store.find_model()
     if found is None:
         raise ModelNotFound(

@@ -39,7 +39,9 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 class Collector:
     """Takes the bytes of one answer, plain JSON or a stream of server-sent events, and decodes them."""
 
-    def __init__(self, *, backend: str, path: str, status: int, content_type: str) -> None:
+    def __init__(self, *, backend: str, path: str, status: int, content_type: str, nameless: bool = False) -> None:
+        """:param nameless: the request named no model, which some servers ask for."""
+        self.nameless = nameless
         self.backend = backend
         self.path = path
         self.status = status
@@ -108,6 +110,8 @@ class Collector:
             hint = f"; the API key was refused: set `api_key` in [backend.{self.backend}]"
         elif self.status == 404 and "model" not in message.lower():
             hint = "; the server has no such path"
+        elif self.status in (400, 404, 422) and self.nameless and "model" in message.lower():
+            hint = f"; if it wants the name of a model, set `served_model` in [backend.{self.backend}]"
         what = f"backend {self.backend!r} answered HTTP {self.status} to {self.path}"
         text = body.decode("utf-8", "replace")
         return RequestFailed(f"{what}: {message}{hint}", status=self.status, body=text)

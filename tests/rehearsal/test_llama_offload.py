@@ -102,7 +102,7 @@ def test_device_holds_what_is_printed_after_a_near_full_context(
 ) -> None:
     """A real model's device memory after a near-full context agrees with its printed buffers."""
     with software_gpu() as gpus:
-        run = rehearse(spec(None, options=options), kind="rpc", rpc=[gpus[0].endpoint])
+        run = rehearse(spec(store.DEMO_MODEL, options=options), kind="rpc", rpc=[gpus[0].endpoint])
         backend = run.pool.acquire(run.pool.spec(n_gpu_layers=99))
         reply = backend.client.complete(" hello" * (CONTEXT - 40), max_tokens=8)
         assert reply.tokens_in is not None

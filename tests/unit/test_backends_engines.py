@@ -141,6 +141,7 @@ def test_model_is_put_where_the_run_measures(llama: Any) -> None:
         ({"options": {"port": 70000}}, "65535"),
         ({"options": {"verbosity": 3}}, "must be 4 or more"),
         ({"options": {"ctx-sizes": 3}}, "did you mean 'ctx-size'"),
+        ({"model": None}, "has no `model`"),
         ({"argv": ["x"]}, "belongs to engine 'command'"),
         ({"url": "http://x"}, "belongs to engine 'attach'"),
         ({"api_key": "env:NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE"),

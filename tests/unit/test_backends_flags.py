@@ -29,7 +29,7 @@ HELP = """\
 -dev,  --device <dev1,dev2,..>          comma-separated list of devices to use for offloading
 -ngl,  --gpu-layers, --n-gpu-layers N   max. number of layers to store in VRAM, either an exact number,
                                         'auto', or 'all' (default: auto)
---lora-init FNAME                       a path, may be repeated
+--lora-init FNAME                       a path, may be given multiple times
 --draft, --draft-n, --draft-max N       the argument has been removed. use --spec-draft-n-max or
                                         --spec-ngram-mod-n-max
 """
@@ -86,6 +86,7 @@ def test_options_become_the_flags_that_the_help_describes(options: dict[str, obj
         ({"eager": False}, "no way to switch it off"),
         ({"draft": 3}, "use --spec-draft-n-max"),
         ({"device": []}, "empty list"),
+        ({"ctx-size": [1, 2]}, "takes one value"),
         ({"gpu-layers": 1, "n-gpu-layers": 2}, "the same as 'gpu-layers'"),
     ],
 )

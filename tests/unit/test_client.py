@@ -264,6 +264,7 @@ def test_one_token_has_no_rate() -> None:
         (answer(400, {"error": {"message": "x" * 999}}), 400, "x" * 299 + "…"),
         (answer(401, {"error": {"message": "Invalid API Key"}}), 401, "set `api_key` in [backend.agent]"),
         (answer(404, b"<html>no</html>", "text/html"), 404, "no such path"),
+        (answer(400, {"error": {"message": "model is required"}}), 400, "set `served_model` in [backend.agent]"),
         (answer(200, b"<html>hello</html>", "text/html"), 200, "is not JSON: <html>hello"),
         (answer(200, b""), 200, "it is empty"),
         (answer(200, [1]), 200, "not a JSON object but list"),
