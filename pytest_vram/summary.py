@@ -119,7 +119,7 @@ class Collector:
             self._end_keeper(run, int(exitstatus))
         if run is None and not self.tests:
             return
-        self.report = self._make(run)
+        self.report = self._make(run, int(exitstatus))
         if folder.is_dir():
             self._write(folder / REPORT_FILE)
             self._write_run_file(folder, int(exitstatus))
@@ -151,7 +151,7 @@ class Collector:
         except KeeperError as error:
             self.trouble.append(f"the keeper did not end in order: {error}")
 
-    def _make(self, run: Run | None) -> RunReport:
+    def _make(self, run: Run | None, exitstatus: int) -> RunReport:
         last = {test.nodeid: test for test in self.tests}  # of several attempts the last one counts
         counts: dict[str, int] = {}
         for test in last.values():
@@ -170,7 +170,7 @@ class Collector:
             id=self.identity.id,
             started=datetime.datetime.fromtimestamp(self.started, datetime.UTC).isoformat(timespec="seconds"),
             seconds=round(time.time() - self.started, 3),
-            verdict=self._verdict(counts),
+            verdict=self._verdict(counts, exitstatus),
             device=run.settings.device_text if run else "auto",
             devices=devices,
             settings=run.settings.as_table() if run else {},
@@ -191,9 +191,11 @@ class Collector:
             run=info, tests=self.tests, backends=backends, journal=str(journal) if journal.exists() else None
         )
 
-    def _verdict(self, counts: Mapping[str, int]) -> Literal["passed", "failed", "inconclusive"]:
-        if counts.get("failed") or counts.get("error"):
+    def _verdict(self, counts: Mapping[str, int], exitstatus: int) -> Literal["passed", "failed", "inconclusive"]:
+        if counts.get("failed") or counts.get("error") or exitstatus == pytest.ExitCode.TESTS_FAILED:
             return "failed"
+        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):  # interrupted: not all ran
+            return "inconclusive"
         judged = any(isinstance(f, Reading) for test in self.tests for f in test.peak.values())
         if counts.get("inconclusive") or self.unmeasured or not judged:
             return "inconclusive"

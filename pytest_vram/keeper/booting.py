@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pytest_vram.bootlog import Follower
+from pytest_vram.bootlog import Failure, Follower
 from pytest_vram.errors import BadInput, BootFailed, BootTimeout
 from pytest_vram.keeper import health, processes
 from pytest_vram.keeper.core import Core
@@ -19,6 +19,7 @@ from pytest_vram.keeper.messages import BACKEND_MARK, RUN_MARK, BootPhase
 from pytest_vram.keeper.server import Server
 from pytest_vram.measure import Span, procfs
 from pytest_vram.readings import Measured, Reading, Unmeasurable
+from pytest_vram.units import mib
 
 _ROUND = 0.01
 _BETWEEN_CHECKS = 0.02
@@ -466,9 +467,20 @@ def with_evidence(text: str, server: Server) -> str:
     parts = [text]
     failure = server.follower.boot().failure if server.follower is not None else None
     if failure is not None:
-        parts.append(failure.text.strip().rstrip(".") + ".")
+        parts.append(_reason(failure) + failure.text.strip().rstrip(".") + ".")
     last = processes.tail(server.log, secrets=server.secrets)
     message = " ".join(parts)
     if last:
         return f"{message} Last lines of {server.log}:\n{last}"
     return message if server.log is None else f"{message} It wrote nothing to {server.log}."
+
+
+def _reason(failure: Failure) -> str:
+    """The kind of a failure in words, where the engine's own sentence may not name it."""
+    if failure.kind != "out_of_memory":
+        return ""
+    what = f"{mib(failure.bytes)} " if failure.bytes else ""
+    what += f"of {failure.bucket} " if failure.bucket else ""
+    where = f" on {failure.device}" if failure.device else ""
+    unsure = "" if failure.certainty == "certain" else f" ({failure.certainty})"
+    return f"Out of memory{unsure}: {what}could not be allocated{where}. The engine says: "
