@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
+import psutil
 import pytest
 
-from pytest_vram.errors import BackendDied, BootFailed, RequestFailed
+from pytest_vram.errors import BackendDied, BootFailed, RequestFailed, RequestTimeout
 from pytest_vram.readings import Reading
 from pytest_vram.testing import Shape, out_of_memory, write_llama
 
@@ -95,6 +98,43 @@ def test_restart_and_death_lead_to_fresh_generations(run: Any) -> None:
     assert again is backend
     assert again.generation == 3
     assert again.client.chat("hi", max_tokens=2).tokens_out == 2
+
+
+def test_server_that_hangs_or_dies_within_a_request_is_told_apart(run: Any) -> None:
+    """A stopped server is a timeout and serves on afterwards; one killed in the middle of a request died."""
+    backend = run.pool.acquire(run.pool.spec(request_timeout=0.5))
+    os.kill(backend.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(RequestTimeout, match=r"within 0\.5 s"):
+            backend.client.chat("hi", max_tokens=2)
+    finally:
+        os.kill(backend.pid, signal.SIGCONT)
+    backend.target.timeout = 60.0
+    assert backend.client.chat("hi", max_tokens=2).tokens_out == 2
+    os.kill(backend.pid, signal.SIGSTOP)
+    errors: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            backend.client.chat("hi", max_tokens=2)
+        except BackendDied as error:
+            errors.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    while not _sent(backend.url):
+        time.sleep(0.01)
+    os.kill(backend.pid, signal.SIGKILL)
+    asking.join(20)
+    assert "SIGKILL" in str(errors[0])
+    assert backend.client.requests[-1].result == "error"
+
+
+def _sent(url: str) -> bool:
+    """Whether this process has a connection to the server."""
+    port = int(url.rpartition(":")[2])
+    connections = psutil.Process().net_connections("tcp")
+    return any(one.status == psutil.CONN_ESTABLISHED and tuple(one.raddr)[1:2] == (port,) for one in connections)
 
 
 def test_changed_option_is_another_server(run: Any) -> None:

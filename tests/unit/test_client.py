@@ -303,6 +303,27 @@ def test_silent_server_times_out(server: Server, target: Target) -> None:
     assert keeper.open == 0
 
 
+def test_trickling_answer_times_out_as_a_whole(server: Server, target: Target) -> None:
+    """A server that keeps sending a little is cut off at request_timeout as well."""
+
+    def trickle(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Type", "application/json")
+        handler.end_headers()
+        try:
+            while not server.release.wait(0.01):
+                handler.wfile.write(b" ")
+        except OSError:
+            pass
+
+    server.script["/v1/chat/completions"] = trickle
+    target.timeout = 0.2
+    with pytest.raises(RequestTimeout):
+        VramClient(target).chat("hi")
+    with pytest.raises(RequestTimeout):
+        anyio.run(AsyncVramClient(target).chat, "hi")
+
+
 def test_lost_connection_says_how_the_server_died(server: Server, target: Target) -> None:
     """A dropped connection is BackendDied with the keeper's account of the death, else with the log's path."""
     server.script["/v1/chat/completions"] = drop
