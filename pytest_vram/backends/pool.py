@@ -17,12 +17,13 @@ from pytest_vram.backends.labels import relabelled
 from pytest_vram.backends.record import RequestRecord
 from pytest_vram.backends.turns import Caller, Connect, KeeperLike, take
 from pytest_vram.bootlog.boot import Boot
-from pytest_vram.errors import BackendError, BadSpec, KeeperError, RequestFailed
+from pytest_vram.errors import BackendError, BadSpec, BootFailed, KeeperError, RequestFailed
 from pytest_vram.keeper.messages import Acquire, Restart, Running, Stop, Turn
 from pytest_vram.ledger import Ledger
 from pytest_vram.readings import Reading
 from pytest_vram.spec import BackendSpec, LaunchPlan, OptionValue
 
+ANOTHER_BUILD = "Run `vram demo` once: it finds a build that runs on this CPU, and remembers those that do not."
 #: Seconds that a lost connection waits for the keeper to notice the death of the server.
 FATE_WAIT = 1.0
 
@@ -283,7 +284,12 @@ class Pool:
         """
         plan = self.plan(spec)
         request = Acquire(plan=plan, window=self.window())
-        running = _running(self.keeper.call(request), "a request for a server")
+        try:
+            running = _running(self.keeper.call(request), "a request for a server")
+        except BootFailed as error:
+            if "SIGILL" in str(error) and spec.binary is None:
+                raise BootFailed(f"{error}\n{ANOTHER_BUILD}") from None
+            raise
         known = self._backends.get(running.key)
         if known is None:
             known = self._backends[running.key] = RunningBackend(self, spec, plan, running)

@@ -162,6 +162,28 @@ def test_async_tasks_take_turns(run: Any) -> None:
     assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(spans))
 
 
+def test_cancelled_tasks_leave_the_backend_free(run: Any) -> None:
+    """Tasks cancelled in their request, and in the queue for one, give their turns back to the keeper."""
+    backend = run.pool.acquire(run.pool.spec())
+    client = backend.async_client
+    os.kill(backend.pid, signal.SIGSTOP)
+
+    async def ask() -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(lambda: client.chat("hi", max_tokens=8))
+            while not _sent(backend.url):
+                await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+
+    try:
+        anyio.run(ask)
+    finally:
+        os.kill(backend.pid, signal.SIGCONT)
+    backend.target.timeout = 20.0
+    assert backend.client.chat("hi", max_tokens=2).tokens_out == 2
+
+
 def test_setting_that_kills_the_boot_is_said(run: Any) -> None:
     """A server that refuses its settings is BootFailed with its own words."""
     with pytest.raises(BootFailed, match=r"unsupported|invalid|error"):

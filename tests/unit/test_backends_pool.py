@@ -12,7 +12,7 @@ from pytest_vram.backends import PlanContext, Pool
 from pytest_vram.backends.labels import relabelled
 from pytest_vram.backends.record import RequestRecord
 from pytest_vram.bootlog import Boot
-from pytest_vram.errors import BackendDied, BadSpec, KeeperError
+from pytest_vram.errors import BackendDied, BadSpec, BootFailed, KeeperError
 from pytest_vram.keeper.messages import Acquire, DeviceInfo, Done, Granted, Reply, Request, Restart, Running, Stop, Turn
 from pytest_vram.ledger import Entry
 from pytest_vram.readings import Reading, Unmeasurable
@@ -183,6 +183,23 @@ def test_fate_is_the_keepers_sentence(pool: Pool, keeper: Keeper, monkeypatch: p
     assert pool.fate("k") is None
     keeper.death = "agent#1 was killed by SIGKILL"
     assert pool.fate("k") == "agent#1 was killed by SIGKILL"
+
+
+def test_build_that_lacks_instructions_names_the_way_on(
+    pool: Pool, keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A boot that SIGILL ended points at the command that finds another build; other failures are left as they are."""
+    failure = BootFailed("killed by SIGILL")
+
+    def call(request: Request, timeout: float | None = None) -> Reply:
+        raise failure
+
+    monkeypatch.setattr(keeper, "call", call)
+    with pytest.raises(BootFailed, match=r"SIGILL\nRun `vram demo`"):
+        pool.acquire(pool.spec())
+    failure = BootFailed("exit code 1")
+    with pytest.raises(BootFailed, match=r"^exit code 1$"):
+        pool.acquire(pool.spec())
 
 
 def test_answer_of_another_kind_is_a_keeper_error(pool: Pool, keeper: Keeper) -> None:
