@@ -40,12 +40,23 @@ if "stubborn" in words:
 for word in words:
     if word.startswith("hold="):
         block = bytearray(int(word[5:]))
+    if word.startswith("burst="):
+        block = bytearray(int(word[6:]))
+        time.sleep(0.05)
+        del block
 if "daemon" in words:
     # A helper that leaves its parent, its session and its process group.
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
             time.sleep(600)
+        os._exit(0)
+    os.wait()
+if "bare" in words:
+    # A helper that leaves its parent and forgets its environment.
+    if os.fork() == 0:
+        if os.fork() == 0:
+            os.execve("/bin/sleep", ["sleep", "600"], {})
         os._exit(0)
     os.wait()
 said = port

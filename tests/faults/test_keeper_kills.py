@@ -135,10 +135,12 @@ client = KeeperClient(sys.argv[1], role="worker")
 window = client.call(Open(kind="test", name="lost", exclusive=True)).window
 turn = KeeperClient(sys.argv[1], role="turn")
 turn.call(Turn(key=sys.argv[2], request="r", parent=window))
-if os.fork() == 0:
+heir = os.fork()
+if heir == 0:
     os.close(1)
-    import time; time.sleep(3)  # holds the sockets open after the worker's death
+    import time; time.sleep(60)  # holds the sockets open after the worker's death
     os._exit(0)
+print(heir)
 print("up", flush=True)
 sys.stdin.read()
 """
@@ -148,7 +150,7 @@ sys.stdin.read()
         stdout=subprocess.PIPE,
         text=True,
     )
-    wait_up(worker)
+    (heir,) = wait_up(worker)
     waits = threading.Thread(target=lambda: closed(client, opened(client, "next")))
     waits.start()
     kill(worker)
@@ -156,6 +158,7 @@ sys.stdin.read()
     worker.stdin.close()
     waits.join(10)
     assert not waits.is_alive()
+    os.kill(int(heir), signal.SIGKILL)
     assert acquire(client, plan()).pid == running.pid
     abandoned = [line["name"] for line in run.journal("window") if line.get("abandoned")]
     assert abandoned == ["r", "lost"]

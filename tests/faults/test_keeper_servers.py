@@ -236,9 +236,11 @@ def test_a_stopped_server_does_not_hold_the_keeper(run: Run, client: KeeperClien
     assert gone(running.pid)
 
 
-def test_helpers_that_leave_their_parent_go_too(run: Run, client: KeeperClient) -> None:
-    """A helper that forked twice and has a session of its own is still the server's, and ends with it."""
-    running = acquire(client, plan("daemon"))
+@pytest.mark.parametrize("how", ["daemon", "bare"])
+def test_helpers_that_leave_their_parent_go_too(run: Run, client: KeeperClient, how: str) -> None:
+    """A helper that forked twice, with a session of its own or without its environment, ends with its server."""
+    running = acquire(client, plan(how))
+    assert until(lambda: len(status(client).backends[0]["pids"]) == 2)
     backend = status(client).backends[0]
     helpers = set(backend["pids"]) - {running.pid}
     assert len(helpers) == 1
@@ -255,18 +257,29 @@ def test_helpers_of_a_server_that_died(run: Run, client: KeeperClient) -> None:
 
 
 def test_boot_peak_counts_for_every_test(run: Run, client: KeeperClient) -> None:
-    """A boot peak counts for a test that came after the boot."""
-    acquire(client, plan(f"hold={200 << 20}"))
+    """What a server held only while it started counts for a test that came after the boot."""
+    made = plan(f"burst={200 << 20}")
+    acquire(client, made)
     window = opened(client)
-    running = acquire(client, plan(f"hold={200 << 20}"), window)
+    running = acquire(client, made, window)
+    assert not running.fresh
     figures = closed(client, window)
-    peak = figures.run["host"]
-    assert isinstance(peak, Reading)
-    assert peak.bytes >= 200 << 20
-    assert peak.exact
-    assert isinstance(figures.host, Reading)
-    assert figures.host.bytes >= 200 << 20
-    assert "start" in figures.phases
+    for peak in (figures.run["host"], figures.backend["host"], figures.host):
+        assert isinstance(peak, Reading)
+        assert peak.bytes >= 200 << 20
+    assert figures.boot
+    assert "boot of agent#1" in (figures.run["host"].note or "")  # type: ignore[union-attr]
+    assert isinstance(figures.phases["start"]["host"], Reading)
+    assert figures.phases["start"]["host"].bytes >= 200 << 20
+    other = closed(client, opened(client))
+    assert not other.boot
+    assert isinstance(other.run["host"], Reading)
+    assert other.run["host"].upper < 100 << 20
+
+
+def test_ready_is_more_than_start(run: Run, client: KeeperClient) -> None:
+    """What a server holds when it is ready is told beside what it held at its start."""
+    running = acquire(client, plan(f"hold={200 << 20}"))
     ready, start = running.at_ready["host"], running.at_start["host"]
     assert isinstance(ready, Reading)
     assert isinstance(start, Reading)
