@@ -52,6 +52,7 @@ class Server:
         self.follower: Follower | None = None
         self.log_offset = 0
         self.kernel_kills: int | None = None
+        self.burial: asyncio.Future[None] | None = None
 
     @property
     def attached(self) -> bool:

@@ -89,8 +89,13 @@ class Servers:
                 task = asyncio.ensure_future(self._boot(plan))
                 self._booting[key] = task
                 task.add_done_callback(lambda done: self._booted(key, done))
-            # A client that goes away does not take the boot with it: others may wait for it too.
-            server = await asyncio.shield(task)
+            try:
+                # A client that goes away does not take the boot with it: others may wait for it too.
+                server = await asyncio.shield(task)
+            except asyncio.CancelledError:
+                if task.cancelled():
+                    raise BootFailed(f"Backend {plan.name!r} was stopped before it started.") from None
+                raise
         if window is not None and server.label not in window.servers:
             self._core.boundary()
             self._windows.use(window, server)
@@ -160,9 +165,14 @@ class Servers:
         await self._lost(server)
 
     async def _lost(self, server: Server) -> None:
-        if server.state != "ready":
-            return
-        server.state = "died"
+        """A ready server ended; returns when nothing of it is left. Whoever notices first does the work."""
+        if server.state == "ready":
+            server.state = "died"
+            server.burial = asyncio.ensure_future(self._bury(server))
+        if server.burial is not None:
+            await asyncio.shield(server.burial)
+
+    async def _bury(self, server: Server) -> None:
         seconds = (time.monotonic_ns() - server.t_ready) / 1e9
         if server.process is not None:
             server.exit_code = server.process.poll()
@@ -171,7 +181,8 @@ class Servers:
             who = f"Backend {server.label} (PID {server.pid}), which this run had attached to,"
             sentence = f"{who} ended after {seconds:.1f} s."
         else:
-            sentence = with_evidence(f"Backend {server.label} {ending(server, None)} after {seconds:.1f} s.", server)
+            how = ending(server, self._windows.mark(server))
+            sentence = with_evidence(f"Backend {server.label} {how} after {seconds:.1f} s.", server)
         server.death = sentence
         self._last_deaths[server.key] = sentence
         self._windows.died(server, sentence)

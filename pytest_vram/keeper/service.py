@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -181,6 +182,8 @@ class Service:
 
         A dying process closes its connections a moment before its death can be seen.
         """
+        if not self._workers:
+            return
         try:
             await asyncio.wait_for(self._controller_gone.wait(), 0.5)
         except TimeoutError:
@@ -262,6 +265,10 @@ class Service:
             reply = await self._reply(connection, request)
         except VramError as error:
             reply = Failed(error=type(error).__name__, message=str(error))
+        except Exception as error:  # noqa: BLE001 - a defect here must end neither the client nor the run
+            traceback.print_exc()
+            sys.stderr.flush()
+            reply = Failed(error="KeeperError", message=f"The keeper failed at this request ({error!r}); see its log.")
         if reply is None:
             return
         connection.writer.write(wire.frame(reply))
@@ -467,8 +474,6 @@ def run(text: bytes, guard: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         if code:
-            import traceback
-
             traceback.print_exc()
             sys.stderr.flush()
         os._exit(code)

@@ -40,7 +40,6 @@ class Window:
         self.phases: dict[str, dict[str, Measured]] = {}
         self.overlapped: dict[str, None] = {}
         self.deaths: list[str] = []
-        self.trouble: dict[str, None] = {}
 
 
 class Admission:
@@ -200,10 +199,10 @@ class Windows:
         for window in self.using(server):
             window.deaths.append(sentence)
 
-    def trouble(self, sentence: str) -> None:
-        """A measurement fault: every open window says so, once."""
-        for window in self._open.values():
-            window.trouble[sentence] = None
+    def mark(self, server: Server) -> int | None:
+        """The most that the server's main process held in the windows that use it, in bytes, where known."""
+        shares = [held for window in self.using(server) for held in window.span.shares.values()]
+        return max((held.bytes for held in shares if held.pid == server.pid and held.device == "host"), default=None)
 
     def peek(self, number: int) -> Closed:
         """Figures of an open window so far."""
@@ -293,9 +292,7 @@ class Windows:
                 for phase in server.phases:
                     if phase.peak:
                         _merge(phases, phase.name, phase.peak)
-        trouble = dict(window.trouble)
-        if self._core.journal_trouble is not None:
-            trouble[self._core.journal_trouble] = None
+        trouble = [sentence for sentence in (self._core.journal_trouble,) if sentence is not None]
         return Closed(
             t0=span.t,
             t1=t,
@@ -311,7 +308,7 @@ class Windows:
             overlapped=list(window.overlapped),
             shares=_shares(span),
             deaths=list(window.deaths),
-            trouble=list(trouble),
+            trouble=trouble,
             sampling=sampling(timeline.rate(span)),
         )
 
