@@ -27,6 +27,9 @@ _KEPT_INTERVALS = 4096
 _MOST_SHARES = 256
 
 NOTHING_SEEN = "no process of this run besides pytest (one that lived shorter than a sampling interval is not seen)"
+_DISTURBED = (
+    "a high-water mark fell between two reads: a process executed another program, or another tool sets marks back"
+)
 
 
 class Rate(NamedTuple):
@@ -42,7 +45,8 @@ class Sums(NamedTuple):
 
     :ivar held: sum at this moment. :ivar top: largest single mark. :ivar marks: sum of the marks of this epoch.
     :ivar alive: processes that run. :ivar exact: every one had a mark. :ivar ended: names of those that ended
-        since the read before. :ivar fault: why some figure is missing.
+        since the read before. :ivar disturbed: some mark fell without a reset. :ivar fault: why some figure is
+        missing.
     """
 
     held: int
@@ -52,19 +56,21 @@ class Sums(NamedTuple):
     alive: int
     exact: bool
     ended: tuple[str, ...] = ()
+    disturbed: bool = False
     fault: str | None = None
 
 
 class Peak:
     """The peak of one group of processes on one device over one span."""
 
-    __slots__ = ("_ended", "_exact", "_fault", "_high", "_low", "_seen")
+    __slots__ = ("_disturbed", "_ended", "_exact", "_fault", "_high", "_low", "_seen")
 
     def __init__(self) -> None:
         self._low = 0
         self._high = 0
         self._seen = False
         self._exact = True
+        self._disturbed = False
         self._ended: list[str] = []
         self._fault: str | None = None
 
@@ -77,6 +83,7 @@ class Peak:
             self._low = max(self._low, sums.held, sums.top)
             self._high = max(self._high, self._low, sums.marks)
             self._exact = self._exact and sums.exact
+            self._disturbed = self._disturbed or sums.disturbed
             for name in sums.ended:
                 if len(self._ended) < 3 and name not in self._ended:
                     self._ended.append(name)
@@ -93,7 +100,9 @@ class Peak:
         if not self._exact:
             reason = probe.unmarked() if isinstance(probe, HostProbe) else None
             notes.append(reason or "the peak is the largest sample")
-        exact = self._seen and self._exact and not self._ended
+        if self._disturbed:
+            notes.append(_DISTURBED)
+        exact = self._seen and self._exact and not self._ended and not self._disturbed
         interval = self._high > self._low
         sampled = not exact or interval
         return Reading(
@@ -170,7 +179,7 @@ class _Line:
 
     def group(self, pids: Sequence[int], ended: Sequence[Member]) -> Sums:
         held = top = marks = now = count = 0
-        exact = True
+        exact, disturbed = True, False
         fault = self.last.fault
         processes = self.last.processes
         for pid in pids:
@@ -186,15 +195,16 @@ class _Line:
             now += figure.now
             count += 1
             exact = exact and figure.mark is not None
+            disturbed = disturbed or figure.disturbed
         names = tuple(f"{member.name}, PID {member.pid}" for member in ended)
-        return Sums(held, top, marks, now, count, exact, names, fault)
+        return Sums(held, top, marks, now, count, exact, names, disturbed, fault)
 
     def whole(self) -> Sums:
         figure = self.last.device
         if figure is None:
-            return Sums(0, 0, 0, 0, 0, False, (), self.last.fault or "the device gives no figure")
+            return Sums(0, 0, 0, 0, 0, False, fault=self.last.fault or "the device gives no figure")
         mark = self.device_mark if self.device_mark is not None else figure.held
-        return Sums(figure.held, mark, mark, figure.now, 1, figure.mark is not None)
+        return Sums(figure.held, mark, mark, figure.now, 1, figure.mark is not None, (), figure.disturbed)
 
 
 class Timeline:
@@ -274,7 +284,7 @@ class Timeline:
         if not line.probe.per_process:
             if scope == "backend" and owners:
                 return self._of_whole_device(line, owners)
-            return Sums(0, 0, 0, 0, 0, True, (), f"{line.probe.info.name} does not say what one process holds")
+            return Sums(0, 0, 0, 0, 0, True, fault=f"{line.probe.info.name} does not say what one process holds")
         ended = self.members.ended()
         if scope == "run":
             return line.group(self.members.run(), [member for member in ended if member.owner != PYTEST])
@@ -290,7 +300,7 @@ class Timeline:
                 f"{line.probe.info.name} does not say who holds its memory, and {', '.join(sorted(others))} ran"
                 " at the same time"
             )
-            return Sums(0, 0, 0, 0, 0, True, (), reason)
+            return Sums(0, 0, 0, 0, 0, True, fault=reason)
         return line.whole()
 
     # ------------------------------------------------------------ spans

@@ -33,6 +33,7 @@ class PaperProbe:
         self.held: dict[int, int] = {}
         self.marks: dict[int, int] = {}
         self.marked = marked
+        self.disturbed = False
         self.fault: str | None = None
         self.closed = False
 
@@ -48,7 +49,12 @@ class PaperProbe:
         if self.fault is not None:
             return Snapshot({}, None, fault=self.fault)
         figures = {
-            pid: Figure(now=self.held[pid] // 2, held=self.held[pid], mark=self.marks[pid] if self.marked else None)
+            pid: Figure(
+                now=self.held[pid] // 2,
+                held=self.held[pid],
+                mark=self.marks[pid] if self.marked else None,
+                disturbed=self.disturbed,
+            )
             for pid in pids
             if pid in self.held
         }

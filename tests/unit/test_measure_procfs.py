@@ -334,6 +334,12 @@ def test_the_mark_is_the_kernels(tmp_path: Path) -> None:
         second = probe.read([process.pid]).processes[process.pid]
         assert second.mark is not None
         assert 40 << 20 < second.mark < 70 << 20
+        assert not second.disturbed
+        Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # another tool
+        third = probe.read([process.pid]).processes[process.pid]
+        assert third.disturbed
+        probe.reset()
+        assert not probe.read([process.pid]).processes[process.pid].disturbed
         process.kill()
         process.wait()
         assert probe.read([process.pid]).gone == (process.pid,)

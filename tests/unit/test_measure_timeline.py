@@ -208,6 +208,19 @@ def test_a_fault_is_never_a_figure(machine: Machine) -> None:
     assert peak.reason == "the device is gone"
 
 
+def test_a_mark_that_fell_is_told(machine: Machine) -> None:
+    """When another tool sets marks back as well, the figure is what was seen, and not exact."""
+    machine.start(1, 10 * MB)
+    span = machine.timeline.open(machine.boundary())
+    machine.probe.set(1, 60 * MB)
+    machine.tick()
+    machine.probe.disturbed = True
+    machine.tick()
+    peak = reading(machine.timeline.peaks(span, "run")["host"])
+    assert (peak.bytes, peak.exact) == (60 * MB, False)
+    assert "another tool sets marks back" in (peak.note or "")
+
+
 def test_now_and_held(machine: Machine) -> None:
     """Current figures are of the last read: what is held for good, and what compares with peaks."""
     machine.start(1, 10 * MB, "agent#1")

@@ -15,11 +15,14 @@ class Figure(NamedTuple):
     :ivar held: what it holds in the terms of peaks; on most sources the same as ``now``.
     :ivar mark: exact high-water mark of ``held`` since the last :meth:`Probe.reset`; ``None`` where the source has
         none and a peak is the largest sample.
+    :ivar disturbed: the mark fell although nobody here set it back, so that a peak before may be lost: the process
+        executed another program, or another tool sets marks back as well.
     """
 
     now: int
     held: int
     mark: int | None = None
+    disturbed: bool = False
 
 
 class Snapshot(NamedTuple):

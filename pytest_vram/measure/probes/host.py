@@ -21,14 +21,17 @@ class MarkedProcess:
     """Kept descriptors of one process. Opening them for each read would cost five times as much.
 
     :ivar marked: whether its high-water mark can be set back, so that it is exact within a window.
+    :ivar disturbed: whether its mark fell since the last reset without one of ours.
     """
 
-    __slots__ = ("_clear", "_status", "marked", "pid")
+    __slots__ = ("_clear", "_last", "_status", "disturbed", "marked", "pid")
 
     def __init__(self, pid: int, proc: str = "/proc") -> None:
         self.pid = pid
         self._clear = -1
         self._status = os.open(f"{proc}/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
+        self._last = 0
+        self.disturbed = False
         self.marked = True
         try:
             self._clear = os.open(f"{proc}/{pid}/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
@@ -41,16 +44,21 @@ class MarkedProcess:
         :raises PermissionError: it may not be read any more.
         """
         try:
-            return procfs.parse_memory(os.pread(self._status, 8192, 0))
+            memory = procfs.parse_memory(os.pread(self._status, 8192, 0))
         except PermissionError:
             raise
         except OSError:
             return None
+        if memory is not None:
+            self.disturbed = self.disturbed or memory.mark < self._last
+            self._last = memory.mark
+        return memory
 
     def reset(self) -> None:
         """Set its high-water mark back to what it holds now."""
         if self._clear < 0:
             return
+        self._last, self.disturbed = 0, False
         try:
             os.write(self._clear, b"5")
         except ProcessLookupError:
@@ -106,6 +114,7 @@ class HostProbe:
                 now=memory.anonymous + memory.swap,
                 held=memory.resident,
                 mark=memory.mark if process.marked else None,
+                disturbed=process.disturbed,
             )
         for pid in [pid for pid in self._processes if pid not in figures]:
             self._processes.pop(pid).close()

@@ -103,6 +103,7 @@ class RpcProbe:
             now=memory.anonymous + memory.swap - own,
             held=held,
             mark=max(held, memory.mark - files - own) if process.marked else None,
+            disturbed=process.disturbed,
         )
         return Snapshot({}, figure)
 
