@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 #: Flag of ``/proc/PID/stat`` (``PF_FORKNOEXEC``): forked, and has not executed a program of its own yet.
 FORKED_NOT_EXECUTED = 0x40
+#: ``PF_EXITING``: on its way out.
+EXITING = 0x4
 
 _LISTEN = "0A"
 

@@ -1,8 +1,9 @@
 """Host memory: exact marks of each process from ``/proc/PID/status``.
 
 Writing 5 to ``/proc/PID/clear_refs`` sets ``VmHWM`` back to the present ``VmRSS``; from then on it is the kernel's own
-high-water mark. A spike that rises and falls in the microseconds between reading a mark and setting it back is lost;
-nothing else is.
+high-water mark. A spike that rises and falls in the microseconds between reading a mark and setting it back is lost,
+and the kernel counts pages by processor, so that a mark is true to about 128 KiB for each processor; nothing else is
+missed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pytest_vram.measure.device import DeviceInfo
 from pytest_vram.measure.probes.base import Figure, Snapshot, Sources
 
 _NO_RESET = "its high-water mark may not be set back by this user, so its peak is the largest sample"
+#: The kernel counts pages by processor and adds up late, so that marks may move by this much: bytes.
+_SLACK = 1 << 20
 
 
 class MarkedProcess:
@@ -24,10 +27,11 @@ class MarkedProcess:
     :ivar disturbed: whether its mark fell since the last reset without one of ours.
     """
 
-    __slots__ = ("_clear", "_last", "_status", "disturbed", "marked", "pid")
+    __slots__ = ("_clear", "_last", "_proc", "_status", "disturbed", "marked", "pid")
 
     def __init__(self, pid: int, proc: str = "/proc") -> None:
         self.pid = pid
+        self._proc = proc
         self._clear = -1
         self._status = os.open(f"{proc}/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
         self._last = 0
@@ -50,9 +54,15 @@ class MarkedProcess:
         except OSError:
             return None
         if memory is not None:
-            self.disturbed = self.disturbed or memory.mark < self._last
+            if memory.mark < self._last - _SLACK and not self._exiting():
+                self.disturbed = True
             self._last = memory.mark
         return memory
+
+    def _exiting(self) -> bool:
+        """Whether it is on its way out: while its memory is given back the kernel shows a falling mark."""
+        stat = procfs.read_stat(self.pid, self._proc)
+        return stat is None or bool(stat.flags & procfs.EXITING) or stat.state in "ZX"
 
     def reset(self) -> None:
         """Set its high-water mark back to what it holds now."""
