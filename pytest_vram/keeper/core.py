@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import platform
 import re
 import time
 from collections.abc import Callable
@@ -87,6 +89,7 @@ class Core:
                 wall=time.time(),
                 controller=self.launch.controller[0],
                 interval_ms=self.launch.interval_ms,
+                versions=_versions(),
                 settings=self.launch.settings,
             )
         self.log("keeper", pid=self.pid, guard=self.guard, generation=self.generation)
@@ -212,6 +215,14 @@ class _Block:
     def moved(self) -> bool:
         reference = self.written
         return reference is None or max(abs(self.high - reference), abs(self.low - reference)) > STEADY
+
+
+def _versions() -> dict[str, str]:
+    try:
+        own = importlib.metadata.version("pytest-vram")
+    except importlib.metadata.PackageNotFoundError:
+        own = "not installed"
+    return {"pytest-vram": own, "python": platform.python_version(), "kernel": platform.release()}
 
 
 def sampling(rate: Rate) -> Sampling:

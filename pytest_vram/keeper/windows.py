@@ -163,6 +163,8 @@ class Windows:
             self._overlap(window)
         self._open[window.number] = window
         core.log("window", event="open", window=window.number, name=name, what=kind, parent=parent)
+        if kind == "phase":
+            core.log("phase", name=name, window=parent)
         return window, waited
 
     def _overlap(self, new: Window) -> None:

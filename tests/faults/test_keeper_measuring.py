@@ -156,7 +156,7 @@ def test_a_tree_is_an_interval(client: KeeperClient) -> None:
     assert peak.bytes <= peak.upper <= 400 * MIB
 
 
-def test_phases_of_a_test(client: KeeperClient) -> None:
+def test_phases_of_a_test(run: Run, client: KeeperClient) -> None:
     """The peak of a phase lands in the test around it; phases of one name are one."""
     with subprocess.Popen(["sleep", "60"]) as sleeper:
         window = opened(client)
@@ -168,6 +168,7 @@ def test_phases_of_a_test(client: KeeperClient) -> None:
         figures = closed(client, window)
         sleeper.kill()
     assert set(figures.phases) == {"warm-up", "load"}
+    assert [line["name"] for line in run.journal("phase")] == ["warm-up", "warm-up", "load"]
     assert reading(figures.phases["load"]["host"]).bytes > 0
     with pytest.raises(KeeperError, match=f"no open window {still}"):
         client.call(Close(window=still))
@@ -235,6 +236,7 @@ def test_samples_reach_the_journal(run: Run, client: KeeperClient) -> None:
     assert lines[-1]["max"] >= 64 * MIB
     assert lines[-1]["min"] <= lines[-1]["last"] <= lines[-1]["max"]
     assert run.journal("run")[0]["run"] == run.id
+    assert set(run.journal("run")[0]["versions"]) == {"pytest-vram", "python", "kernel"}
     assert run.journal("device")[0]["label"] == "host"
     assert {line["owner"] for line in run.journal("process")} >= {"pytest", "agent#1"}
 

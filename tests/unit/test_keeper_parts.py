@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 from collections.abc import Awaitable
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from pytest_vram.keeper import health, wire
 from pytest_vram.keeper.booting import LogReader
 from pytest_vram.keeper.core import file_name
 from pytest_vram.keeper.messages import LARGEST, Acquire, Done, Failed, Hello, Note, Status
-from pytest_vram.keeper.processes import exit_words, tail
+from pytest_vram.keeper.processes import Watch, exit_words, tail
 from pytest_vram.keeper.turns import Turns
 from pytest_vram.keeper.windows import Admission
+from pytest_vram.measure import procfs
 from pytest_vram.spec import LaunchPlan
 
 
@@ -225,6 +227,33 @@ def test_turns_in_order() -> None:
     run(work())
 
 
+@pytest.mark.parametrize("with_pidfd", [True, False])
+def test_watching_a_process(with_pidfd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a process is noticed once, also on kernels without pidfd; a reused PID is not taken for it."""
+
+    def refused(pid: int, flags: int = 0) -> int:
+        raise OSError(38, "Function not implemented")
+
+    if not with_pidfd:
+        monkeypatch.setattr(os, "pidfd_open", refused)
+
+    async def work() -> None:
+        ended = asyncio.Event()
+        with subprocess.Popen(["sleep", "60"]) as process:
+            start = procfs.start_time(process.pid)
+            Watch(process.pid, start, ended.set)
+            cancelled = Watch(process.pid, start, lambda: pytest.fail("it was cancelled"))
+            cancelled.cancel()
+            other = asyncio.Event()
+            Watch(process.pid, start + 1, other.set)
+            await asyncio.wait_for(other.wait(), 10)
+            assert not ended.is_set()
+            process.kill()
+            await asyncio.wait_for(ended.wait(), 10)
+
+    run(work())
+
+
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
@@ -287,7 +316,6 @@ def test_addresses_that_are_none(url: str) -> None:
 
 def test_the_package_is_light() -> None:
     """Importing the keeper's package imports neither msgspec nor asyncio, because the guard does so too."""
-    import subprocess
     import sys
 
     code = "import pytest_vram.keeper.parents, sys; print([m for m in ('msgspec', 'asyncio', 'httpx') if m in sys.modules])"
