@@ -14,6 +14,7 @@ from pytest_vram.keeper.messages import Running
 from pytest_vram.keeper.server import Server
 from pytest_vram.keeper.turns import Turns
 from pytest_vram.keeper.windows import Window, Windows
+from pytest_vram.measure import procfs
 from pytest_vram.spec import LaunchPlan
 
 
@@ -188,6 +189,22 @@ class Servers:
         self._windows.died(server, sentence)
         self.turns(server).died(sentence)
         await self._clear(server, "died", reason=sentence)
+
+    async def notice(self, window: Window) -> None:
+        """Notice the death of a server that this window uses, before the window closes.
+
+        A client hears of it first: a dying process closes its connections a moment before its end can be seen.
+        """
+        for server in list(window.servers.values()):
+            if server.state != "ready":
+                continue
+            stat = procfs.read_stat(server.pid)
+            if stat is None or stat.state in "ZX" or stat.flags & procfs.EXITING:
+                try:
+                    await asyncio.wait_for(server.gone.wait(), 2.0)
+                except TimeoutError:
+                    continue
+                await self._lost(server)
 
     async def stop(self, key: str, reason: str = "asked for") -> None:
         """Stop the server with this key; it is gone when this returns. Nothing to do when there is none."""

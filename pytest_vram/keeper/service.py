@@ -312,6 +312,7 @@ class Service:
             case Open():
                 return await self._open(connection, request)
             case Close():
+                await self.servers.notice(self.windows.get(request.window))
                 return self.windows.close(request.window, record=request.record)
             case Peek():
                 return self.windows.peek(request.window)
@@ -327,7 +328,7 @@ class Service:
             case Turn():
                 return await self._turn(connection, request)
             case EndTurn():
-                return self._end_turn(connection, request)
+                return await self._end_turn(connection, request)
             case Note():
                 self._note(request)
                 return None
@@ -403,9 +404,10 @@ class Service:
         connection.turn = (window, turns)
         return Granted(window=window.number, waited=round(time.monotonic() - before, 6))
 
-    def _end_turn(self, connection: Connection, request: EndTurn) -> Reply:
+    async def _end_turn(self, connection: Connection, request: EndTurn) -> Reply:
         if connection.turn is None:
             raise KeeperError("This connection has no turn to end.")
+        await self.servers.notice(connection.turn[0])
         window, turns = connection.turn
         connection.turn = None
         try:

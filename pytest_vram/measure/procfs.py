@@ -250,7 +250,7 @@ def _memory_groups(proc: str, cgroup: str) -> Iterator[tuple[str, tuple[str, ...
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":
-            yield from _upwards(cgroup, path, ("memory.max", "memory.high"))
+            yield from _upwards(cgroup, path, ("memory.max",))
         elif "memory" in controllers.split(","):
             yield from _upwards(f"{cgroup}/memory", path, ("memory.limit_in_bytes",))
 
