@@ -17,6 +17,9 @@ from pytest_vram.keeper.windows import Window, Windows
 from pytest_vram.measure import procfs
 from pytest_vram.spec import LaunchPlan
 
+#: Starts of one plan that may fail in a row: a suite must not wait for the same boot timeout in every test.
+MOST_FAILURES = 3
+
 
 class Servers:
     """All servers. ``reap`` collects ended children of the keeper."""
@@ -29,6 +32,7 @@ class Servers:
         self._stopping: dict[str, asyncio.Task[None]] = {}
         self._starting: dict[str, Server] = {}
         self._last_deaths: dict[str, str] = {}
+        self._failures: dict[str, list[VramError]] = {}
         self._turns: dict[str, Turns] = {}
         self._closed = False
         self._most_grace: float | None = None
@@ -110,6 +114,9 @@ class Servers:
     async def _boot(self, plan: LaunchPlan) -> Server:
         if self._closed:
             raise KeeperError("The run is ending; no backend is started any more.")
+        failures = self._failures.get(plan.key, [])
+        if len(failures) >= MOST_FAILURES:
+            raise type(failures[-1])(f"Not tried again after {len(failures)} failed starts in this run. {failures[-1]}")
         await self._make_room(plan)
         core = self._core
         server = self._new(plan)
@@ -117,6 +124,7 @@ class Servers:
         try:
             await Boot(core, server, self.reap).run()
         except VramError as error:
+            self._failures.setdefault(plan.key, []).append(error)
             await self._clear(server, "failed", reason=str(error).splitlines()[0])
             raise
         except asyncio.CancelledError:
@@ -128,6 +136,7 @@ class Servers:
         finally:
             self._starting.pop(server.label, None)
         self._by_key[plan.key] = server
+        self._failures.pop(plan.key, None)
         self._last_deaths.pop(plan.key, None)
         asyncio.ensure_future(self._guard(server)).add_done_callback(lambda task: task.cancelled() or task.exception())
         return server

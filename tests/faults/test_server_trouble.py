@@ -165,6 +165,18 @@ def test_a_hang_in_load(pytester: pytest.Pytester, inner: Inner, model: Path) ->
     assert "weights" in text
 
 
+def test_a_start_that_fails_again_and_again_is_given_up(pytester: pytest.Pytester, inner: Inner, model: Path) -> None:
+    """After three failed starts in a row the other tests get the last message at once, and no further server."""
+    model.write_bytes(model.read_bytes()[:200_000])
+    spec(pytester, model=str(model))
+    test = "import pytest\n\n@pytest.mark.parametrize('n', range(6))\ndef test_it(n, vram_client): pass\n"
+    result, text = outcome(pytester, inner, test=test)
+    result.assert_outcomes(errors=6)
+    assert text.count("Not tried again after 3 failed starts in this run.") >= 3
+    states = [line["state"] for line in journal(pytester) if line["kind"] == "backend"]
+    assert states.count("starting") == 3
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
 def test_death_in_a_request(pytester: pytest.Pytester, inner: Inner, model: Path, how: signal.Signals) -> None:
     """The test is an error that says how the server died; the next test has a fresh one, and the journal says so."""
