@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __all__ = [
+    "inconclusive",
     "max_host_memory",
     "max_vram",
     "min_tokens_per_second",
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from typing import Literal
 
     import pytest
+
+    from pytest_vram.outcomes import inconclusive as inconclusive
 
     #: Give the test the device for itself; bare, or called with a reason.
     serial_only: pytest.MarkDecorator
@@ -53,6 +56,10 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     # On use, so that importing this package (as the plugin does at every pytest start) imports nothing else.
+    if name == "inconclusive":
+        from pytest_vram.outcomes import inconclusive
+
+        return inconclusive
     if name in __all__:
         import pytest
 

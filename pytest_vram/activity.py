@@ -15,11 +15,12 @@ from pytest_vram import settings as settings_module
 from pytest_vram import specfile, units
 from pytest_vram.errors import BadInput, VramError
 from pytest_vram.judging import Judgement, budget_of, judge, with_outcome
+from pytest_vram.outcomes import INCONCLUSIVE, failure
 from pytest_vram.readings import Reading
 from pytest_vram.report.records import Outcome
 from pytest_vram.run import Identity, Plan, Run, capacity_of, new_identity, plan_of
 from pytest_vram.settings import Settings
-from pytest_vram.stash import ATTEMPT, RUN, failure
+from pytest_vram.stash import ATTEMPT, RUN
 from pytest_vram.summary import Collector
 
 if TYPE_CHECKING:
@@ -276,6 +277,8 @@ class Activity:
         )
         if broke and report.failed:
             before = "error"
+        if report.skipped and call.excinfo is not None and str(call.excinfo.value).startswith(INCONCLUSIVE):
+            before = self._undecided(item, report, str(call.excinfo.value))
         judgement = judge(self.run, attempt, closed, seconds=call.duration, outcome=before)
         outcome = self._apply(item, report, judgement, before)
         record = with_outcome(judgement, outcome, _first_line(report))
@@ -287,6 +290,14 @@ class Activity:
         report.vram = data  # type: ignore[attr-defined]
         self.run.note("test", nodeid=record.nodeid, outcome=outcome, attempt=record.attempt, worker=self.run.worker)
         return report
+
+    def _undecided(self, item: pytest.Item, report: pytest.TestReport, reason: str) -> Outcome:
+        """The test itself could not decide."""
+        if self.run.settings.missing != "fail":
+            return "inconclusive"
+        report.outcome = "failed"
+        report.longrepr = _representation(item, f"{reason} (--vram-missing=fail makes this a failure)")
+        return "failed"
 
     def _apply(self, item: pytest.Item, report: pytest.TestReport, judgement: Judgement, before: Outcome) -> Outcome:
         """Put the findings on the report, and return the outcome of the test."""
@@ -300,11 +311,11 @@ class Activity:
         if verdict == "inconclusive" and self.run.settings.missing == "fail":
             verdict = "failed"
         first = next((f for f in judgement.findings if f.verdict == verdict), judgement.findings[0])
-        message = first.text if verdict != "failed" or first.verdict == "failed" else f"inconclusive: {first.text}"
+        message = first.text if verdict != "failed" or first.verdict == "failed" else INCONCLUSIVE + first.text
         if verdict == "inconclusive":
             path, line, _ = item.location
             report.outcome = "skipped"
-            report.longrepr = (path, (line or 0) + 1, f"inconclusive: {message}")
+            report.longrepr = (path, (line or 0) + 1, INCONCLUSIVE + message)
             return "inconclusive"
         if hasattr(report, "wasxfail"):
             report.outcome = "skipped"

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_vram.errors import VramError
-from pytest_vram.stash import RUN, failure
+from pytest_vram.outcomes import failure
+from pytest_vram.stash import RUN
 
 if TYPE_CHECKING:
     from pytest_vram.backends import AsyncVramClient, Pool, RunningBackend, VramClient

@@ -17,16 +17,13 @@ from pytest_vram.units import parse_size
 
 OVERS = ("total", "baseline")
 SCOPES = ("run", "backend", "process", "device")
-PHASES = (
-    "start weights kv reserve warm-up graph-capture ready prefill decode idle sleep stop".split()  # noqa: SIM905
-)
 
 
 def _max_vram(limit: object, *, over: object = "total", scope: object = "run", phase: object = None) -> dict[str, Any]:
     _one_of("over", over, OVERS)
     _one_of("scope", scope, SCOPES)
     if phase is not None and (not isinstance(phase, str) or not phase):
-        raise ValueError(f"phase={phase!r} is not the name of a phase: write one of {', '.join(PHASES)}, or your own")
+        raise ValueError(f"phase={phase!r} is not the name of a phase, such as 'weights', 'warm-up' or one of your own")
     return {"limit": _size("limit", limit), "text": limit, "over": over, "scope": scope, "phase": phase}
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_vram import inconclusive
 from pytest_vram.backends.base import CAPABILITIES
 
 if TYPE_CHECKING:
@@ -48,4 +49,4 @@ def hold(finding: Finding | None) -> None:
         return
     if finding.verdict == "failed":
         pytest.fail(finding.text, pytrace=False)
-    pytest.skip(f"inconclusive: {finding.text}")
+    inconclusive(finding.text)

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from pytest_vram.ledger import Entry, Ledger
 
-PHASES = (
-    "start",
-    "weights",
-    "kv",
-    "reserve",
-    "warm-up",
-    "graph-capture",
-    "ready",
-    "prefill",
-    "decode",
-    "idle",
-    "sleep",
-    "stop",
-)
 Phase = Literal[
     "start",
     "weights",
@@ -36,6 +22,7 @@ Phase = Literal[
     "sleep",
     "stop",
 ]
+PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 class PhaseSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -98,6 +98,23 @@ def test_inconclusive_fails_where_missing_fails(project: pytest.Pytester, inner:
     inner("--vram-device=cpu", "--vram-missing=fail").assert_outcomes(failed=1)
 
 
+def test_a_test_may_say_that_it_cannot_decide(project: pytest.Pytester, inner: Inner) -> None:
+    """`pytest_vram.inconclusive` gives the same letter and count as a check of the plugin's own."""
+    project.makepyfile(
+        """
+        import pytest_vram
+
+        def test_open(): pytest_vram.inconclusive("not enough turns")
+        """
+    )
+    result = inner("--vram-budget=1GB", "--vram-device=cpu", "--vram-report=out.json", "-v")
+    result.stdout.fnmatch_lines(["*test_open INCONCLUSIVE*", "*1 inconclusive*"])
+    (test,) = json.loads((project.path / "out.json").read_text())["tests"]
+    assert test["outcome"] == "inconclusive"
+    assert "not enough turns" in test["reason"]
+    inner("--vram-budget=1GB", "--vram-device=cpu", "--vram-missing=fail").assert_outcomes(failed=1)
+
+
 def test_reports_are_written_whole_or_not_at_all(project: pytest.Pytester, inner: Inner) -> None:
     """A report path that cannot be written is said in one line and makes the run a usage error."""
     project.makepyfile("def test_it(): pass\n")
