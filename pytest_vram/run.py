@@ -20,7 +20,7 @@ import msgspec
 from pytest_vram import markers, measure, specfile
 from pytest_vram.backends.base import PlanContext
 from pytest_vram.backends.pool import Pool, RunningBackend
-from pytest_vram.errors import BadMarker, KeeperError, KeeperLost, KeeperUnavailable
+from pytest_vram.errors import BackendError, BadInput, BadMarker, KeeperError, KeeperLost, KeeperUnavailable
 from pytest_vram.keeper import KeeperClient, ensure, socket_path, start_time
 from pytest_vram.keeper.messages import (
     Close,
@@ -33,6 +33,7 @@ from pytest_vram.keeper.messages import (
     Open,
     Opened,
     Peek,
+    Prepare,
     Reply,
     Request,
     Welcome,
@@ -78,6 +79,7 @@ class Plan(msgspec.Struct, kw_only=True):
     :ivar errors: one message for each marker that cannot be used; the test is an error with the first.
     :ivar limits: meanings of its ``max_vram`` markers, the closest of each (over, scope, phase).
     :ivar takes_part: whether the test has anything to do with this plugin.
+    :ivar wants_backend: whether its fixtures start its backend.
     """
 
     errors: list[str] = []
@@ -89,6 +91,7 @@ class Plan(msgspec.Struct, kw_only=True):
     requires: list[dict[str, Any]] = []
     rate: float | None = None
     takes_part: bool = False
+    wants_backend: bool = False
 
     @property
     def needs_device(self) -> bool:
@@ -98,7 +101,11 @@ class Plan(msgspec.Struct, kw_only=True):
 
 def plan_of(marks: Iterable[tuple[str, tuple[object, ...], Mapping[str, object]]], fixtures: Iterable[str]) -> Plan:
     """The plan of a test from its markers, closest first, and the names of its fixtures."""
-    plan = Plan(takes_part=not markers.FIXTURES.isdisjoint(fixtures))
+    names = set(fixtures)
+    plan = Plan(
+        takes_part=not markers.FIXTURES.isdisjoint(names),
+        wants_backend=not names.isdisjoint(("vram_backend", "vram_client", "vram_async_client")),
+    )
     seen: set[object] = set()
     for name, args, kwargs in marks:
         if name not in markers.MARKERS:
@@ -305,8 +312,17 @@ class Run:
         number = self._attempts[key] = self._attempts.get(key, 0) + 1
         attempt = self.attempt = Attempt(key, plan, number)
         if judged or plan.takes_part:
+            if plan.wants_backend:
+                self._prepare(plan)
             self.open(attempt)
         return attempt
+
+    def _prepare(self, plan: Plan) -> None:
+        """End servers that nobody uses before the window opens, so that this test is not charged for them."""
+        try:
+            self.call(Prepare(plan=self.pool.plan(self.pool.spec(plan.backend, **plan.overrides))))
+        except (BackendError, BadInput, KeeperLost):
+            pass  # the fixture will meet it again, and says it in the test's own set-up
 
     def open(self, attempt: Attempt) -> None:
         """Open the window of an attempt; a keeper that died before this test is replaced."""

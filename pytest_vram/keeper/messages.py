@@ -97,6 +97,12 @@ class Acquire(_Message, frozen=True, kw_only=True):
     window: int | None = None
 
 
+class Prepare(_Message, frozen=True, kw_only=True):
+    """This plan is about to be used by a test: end unused servers now, before its window opens. → :class:`Done`."""
+
+    plan: LaunchPlan
+
+
 class Restart(_Message, frozen=True, kw_only=True):
     """Stop the server with this key and start it again. → :class:`Running`."""
 
@@ -299,7 +305,9 @@ class Failed(_Message, frozen=True, kw_only=True):
     message: str
 
 
-Request = Hello | Open | Close | Peek | Now | Acquire | Restart | Stop | Turn | EndTurn | Note | Status | Finish
+Request = (
+    Hello | Open | Close | Peek | Now | Acquire | Prepare | Restart | Stop | Turn | EndTurn | Note | Status | Finish
+)
 Reply = Welcome | Opened | Closed | Figures | Running | Granted | Done | State | Failed
 
 

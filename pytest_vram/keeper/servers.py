@@ -22,7 +22,10 @@ MOST_FAILURES = 3
 
 
 class Servers:
-    """All servers. ``reap`` collects ended children of the keeper."""
+    """All servers. ``reap`` collects ended children of the keeper.
+
+    :ivar workers: xdist workers that this run has, 0 without xdist.
+    """
 
     def __init__(self, core: Core, windows: Windows) -> None:
         self._core = core
@@ -34,6 +37,7 @@ class Servers:
         self._last_deaths: dict[str, str] = {}
         self._failures: dict[str, list[VramError]] = {}
         self._turns: dict[str, Turns] = {}
+        self.workers = 0
         self._closed = False
         self._most_grace: float | None = None
         core.known_label = self._knows
@@ -117,7 +121,7 @@ class Servers:
         failures = self._failures.get(plan.key, [])
         if len(failures) >= MOST_FAILURES:
             raise type(failures[-1])(f"Not tried again after {len(failures)} failed starts in this run. {failures[-1]}")
-        await self._make_room(plan)
+        await self.make_room(plan)
         core = self._core
         server = self._new(plan)
         self._starting[server.label] = server
@@ -154,8 +158,12 @@ class Servers:
         core.server_generations[plan.name] = generation
         return Server(plan, generation, log)
 
-    async def _make_room(self, plan: LaunchPlan) -> None:
-        """End what stands in the way: the dead predecessor, and unused variants of the same backend."""
+    async def make_room(self, plan: LaunchPlan) -> None:
+        """End what stands in the way: the dead predecessor, unused variants of the same backend, and other unused ones.
+
+        A small card holds one deployment, and a test is not to be charged for the server of another. With several
+        workers those of other names stay: they may be wanted again the next moment.
+        """
         for task in list(self._stopping.values()):
             await asyncio.shield(task)
         for server in list(self._by_key.values()):
@@ -164,8 +172,12 @@ class Servers:
                     continue
                 # Its end may be so recent that it was not noticed yet.
                 await self._lost(server)
-            elif server.name == plan.name and not self._windows.using(server):
+            elif self._windows.using(server):
+                continue
+            elif server.name == plan.name:
                 await self._stop(server, "another variant of the backend is started")
+            elif self.workers < 2 and not server.attached:
+                await self._stop(server, f"backend {plan.name!r} is started, and nobody uses this one")
 
     # ------------------------------------------------------------ ending
 

@@ -34,6 +34,7 @@ from pytest_vram.keeper.messages import (
     Open,
     Opened,
     Peek,
+    Prepare,
     Reply,
     Request,
     Restart,
@@ -322,6 +323,9 @@ class Service:
                 return await self.servers.acquire(request.plan, self._window(request.window))
             case Restart():
                 return await self.servers.restart(request.key, self._window(request.window))
+            case Prepare():
+                await self.servers.make_room(request.plan)
+                return Done()
             case Stop():
                 await self.servers.stop(request.key)
                 return Done()
@@ -356,6 +360,7 @@ class Service:
             self.core.members.adopt(hello.pid, PYTEST)
             if hello.role == "worker":
                 self._workers[hello.pid] = hello.start_time
+                self.servers.workers = len(self._workers)
             self.core.boundary()
         connection.role, connection.pid = hello.role, hello.pid
         if hello.role != "viewer":
