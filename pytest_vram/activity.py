@@ -17,7 +17,7 @@ from pytest_vram.errors import BadInput, VramError
 from pytest_vram.judging import Judgement, budget_of, judge, with_outcome
 from pytest_vram.outcomes import INCONCLUSIVE, failure
 from pytest_vram.readings import Reading
-from pytest_vram.report.records import Outcome
+from pytest_vram.report.records import Outcome, TestRecord
 from pytest_vram.run import Identity, Plan, Run, capacity_of, new_identity, plan_of
 from pytest_vram.settings import Settings
 from pytest_vram.stash import ATTEMPT, RUN
@@ -266,7 +266,11 @@ class Activity:
 
     def _judged(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> pytest.TestReport:
         attempt = item.stash.get(ATTEMPT, None)
-        if attempt is None or not (attempt.window is not None or attempt.trouble):
+        if attempt is None:
+            if call.when == "setup" and self._plan(item).takes_part:
+                self._refused(item, call, report)
+            return report
+        if attempt.window is None and not attempt.trouble:
             return report
         closed = self.run.end(attempt, {"outcome": report.outcome})
         before: Outcome = "error" if call.when == "setup" and report.failed else report.outcome
@@ -290,6 +294,19 @@ class Activity:
         report.vram = data  # type: ignore[attr-defined]
         self.run.note("test", nodeid=record.nodeid, outcome=outcome, attempt=record.attempt, worker=self.run.worker)
         return report
+
+    def _refused(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+        """A test of ours that ended before its window was opened stands in the report as well."""
+        data: dict[str, Any] = getattr(report, "vram", {"category": None})
+        outcome: Outcome = "skipped" if report.skipped else "failed" if data["category"] == "failed" else "error"
+        record = TestRecord(
+            nodeid=key_of(item),
+            outcome=outcome,
+            seconds=round(call.duration, 6),
+            reason=_first_line(report),
+            worker=self.run.worker,
+        )
+        report.vram = {**data, "record": msgspec.to_builtins(record), "backends": []}  # type: ignore[attr-defined]
 
     def _undecided(self, item: pytest.Item, report: pytest.TestReport, reason: str) -> Outcome:
         """The test itself could not decide."""
@@ -349,8 +366,9 @@ def _first_line(report: pytest.TestReport) -> str | None:
         return None
     if isinstance(report.longrepr, tuple):
         return str(report.longrepr[2])
-    text = report.longreprtext.strip()
-    return text.splitlines()[-1 if "\n" in text else 0][:300] if text else None
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = (crash.message if crash is not None else report.longreprtext).strip()
+    return text.splitlines()[0][:300] if text else None
 
 
 def key_of(item: pytest.Item) -> str:

@@ -104,7 +104,8 @@ class Collector:
         lines = [f"vram: warning: {text}" for text in run.warnings]
         if run.settings.budget and run.measurable:
             names = ", ".join(f"{device.label} ({device.name})" for device in run.measurable)
-            names = "host memory, which stands in for VRAM" if run.host_only else names
+            if run.host_only:
+                names = "host memory of servers and other child processes (not pytest's own), which stands in for VRAM"
             lines.append(f"vram: budget {run.settings.budget.text} on {names}")
         return lines or None
 
@@ -162,7 +163,8 @@ class Collector:
         warnings = [*(run.warnings if run else []), *self.trouble]
         if self.unmeasured:
             why = run.why_unmeasurable() if run and not run.measurable else "no device could be measured"
-            warnings.append(f"{self.unmeasured} test(s) with VRAM markers were SKIPPED, not judged: {why}")
+            tests = f"{self.unmeasured} test{'' if self.unmeasured == 1 else 's'}"
+            warnings.append(f"{tests} with VRAM markers SKIPPED, not judged: {why}")
         if self._state and self._state.journal_trouble:
             warnings.append(f"the journal is incomplete: {self._state.journal_trouble}")
         folder = Path(self.identity.folder)

@@ -24,7 +24,7 @@ def judge_rate(
     known = sorted(rate for rate in rates if rate is not None and math.isfinite(rate) and rate > 0)
     missing = len(rates) - len(known)
     if not known:
-        what = "the test made no requests" if not rates else f"none of the {len(rates)} requests has a decode rate"
+        what = "the test made no requests" if not rates else f"none of its requests ({len(rates)}) has a decode rate"
         return Finding(
             check=check,
             verdict="inconclusive",
@@ -36,13 +36,14 @@ def judge_rate(
     if median >= floor:
         return None
     without = f"; {missing} more had no rate" if missing else ""
+    requests = f"{len(known)} request{'' if len(known) == 1 else 's'}"
     return Finding(
         check=check,
         verdict="failed",
         section="throughput under its floor",
         text=(
             f"The median decode rate is {median:.2f} tokens/s, under the floor of {floor:g} from {limit_from}.\n"
-            f"  {len(known)} requests, from {known[0]:.2f} to {known[-1]:.2f} tokens/s{without}\n"
+            f"  {requests}, from {known[0]:.2f} to {known[-1]:.2f} tokens/s{without}\n"
             "  A rate that falls to a fraction at once usually means layers or cache in host memory:"
             " look at the layers on the device and at the memory breakdown."
         ),

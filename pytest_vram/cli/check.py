@@ -88,6 +88,9 @@ def check(arguments: list[str], *, as_json: bool) -> Answer:
         # The project's own conftest.py belongs to its own tests, also where the suite lies in a folder below it.
         f"--confcutdir={folder}",
         *(part for setting in neutral for part in ("-o", setting)),
+        # This package is imported before pytest rewrites assertions; it has none to rewrite.
+        "-W",
+        "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning",
         "-rfEs",  # what was skipped was not proved, and a person must see it; a -r of the user's own comes later
         *others,
         # The folder, not its files: pytest names a test outside the root by its path below the argument.

@@ -110,17 +110,20 @@ def _lines(report: RunReport, width: int) -> list[str]:
         lines += _row("sampling", _sampling(report.run.sampling) + ": short peaks may have been missed", width)
     for text in report.run.warnings:
         lines += _row("WARNING", text, width)
+    if report.run.verdict != "passed" and report.run.folder is not None:
+        lines += _row("run folder", report.run.folder, width)
     return lines
 
 
 def _counts(report: RunReport) -> str:
-    judged = sum(1 for test in report.tests if test.limit or test.findings or _figures(test.peak))
-    parts = [f"{judged} test{'' if judged == 1 else 's'} measured"]
-    for outcome in ("failed", "error", "inconclusive", "skipped"):
+    """Tests by outcome, and of how many there is a measured peak."""
+    parts = []
+    for outcome in ("passed", "failed", "error", "inconclusive", "skipped"):
         count = report.run.counts.get(outcome, 0)
         if count:
             parts.append(f"{count} {outcome}{'s' if outcome == 'error' and count > 1 else ''}")
-    return ", ".join(parts)
+    measured = len({test.nodeid for test in report.tests if _figures(test.peak)})
+    return f"{', '.join(parts) or 'no test took part'}; {measured} measured"
 
 
 def _margin(limit: int, figure: Reading) -> str:

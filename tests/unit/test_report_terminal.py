@@ -124,7 +124,7 @@ def test_normal_lines() -> None:
     text = "\n".join(summary(run_report("gpu0")))
     for words in (
         "gpu0: A device, 8,192 MiB, measured by hwm",
-        "passed: 1 test measured",
+        "passed: 1 passed; 1 measured",
         "4GB from --vram-budget on the command line",
         "gpu0: 250.0 MiB, 3,565 MiB under its limit",
         "demo#1 (llama-server), ready after 0.4 s",
