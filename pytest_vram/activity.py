@@ -14,7 +14,7 @@ import pytest
 from pytest_vram import settings as settings_module
 from pytest_vram import specfile, units
 from pytest_vram.errors import BadInput, VramError
-from pytest_vram.judging import Judgement, budget_of, judge, with_outcome
+from pytest_vram.judging import Judgement, broken, budget_of, judge, with_outcome
 from pytest_vram.outcomes import INCONCLUSIVE, failure
 from pytest_vram.readings import Reading
 from pytest_vram.report.records import Outcome, TestRecord
@@ -283,7 +283,10 @@ class Activity:
             before = "error"
         if report.skipped and call.excinfo is not None and str(call.excinfo.value).startswith(INCONCLUSIVE):
             before = self._undecided(item, report, str(call.excinfo.value))
-        judgement = judge(self.run, attempt, closed, seconds=call.duration, outcome=before)
+        try:
+            judgement = judge(self.run, attempt, closed, seconds=call.duration, outcome=before)
+        except Exception as error:  # noqa: BLE001 - the results of the other tests must not be lost for a defect here
+            judgement = broken(self.run, attempt, error, seconds=call.duration, outcome=before)
         outcome = self._apply(item, report, judgement, before)
         record = with_outcome(judgement, outcome, _first_line(report))
         data = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 
 import msgspec
@@ -69,7 +70,7 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
         findings.extend(_memory(run, attempt, closed, ledger))
         limit, limit_from = _limit_shown(run, attempt, closed)
     if attempt.plan.rate is not None:
-        rates = [r.tokens_per_second for r in requests if r.tokens_per_second is not None]
+        rates = [request.tokens_per_second for request in requests]
         rate = checks.judge_rate(rates, attempt.plan.rate, limit_from="@min_tokens_per_second")
         if rate is not None:
             findings.append(rate)
@@ -95,6 +96,25 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
         worker=run.worker,
     )
     return Judgement(record=record, findings=findings, backends=_records(attempt, closed))
+
+
+def broken(run: Run, attempt: Attempt, error: Exception, *, seconds: float, outcome: Outcome) -> Judgement:
+    """The judgement of a test that could not be judged because this package failed: an error, never a pass."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    text = (
+        f"this test could not be judged: {type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno});"
+        " this is a defect of pytest-vram, please report it"
+    )
+    finding = Finding(check="vram", verdict="error", section="judging", text=text)
+    record = TestRecord(
+        nodeid=attempt.key,
+        outcome=outcome,
+        seconds=round(seconds, 6),
+        findings=[finding],
+        attempt=attempt.number,
+        worker=run.worker,
+    )
+    return Judgement(record=record, findings=[finding], backends=[])
 
 
 def with_outcome(judgement: Judgement, outcome: Outcome, reason: str | None = None) -> TestRecord:

@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +53,7 @@ class Collector:
         self.trouble: list[str] = []
         self._state: State | None = None
         self._latest: dict[str, int] = {}
+        self.defect: str | None = None
 
     @property
     def run(self) -> Run | None:
@@ -114,6 +116,18 @@ class Collector:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """End the keeper, then make and write the reports."""
+        try:
+            self._finish(session, exitstatus)
+        except Exception as error:  # noqa: BLE001 - pytest's own results must not be lost for a defect here
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            self.defect = (
+                f"vram: WARNING: the report could not be made: {type(error).__name__}: {error}"
+                f" ({Path(where.filename).name}:{where.lineno}); this is a defect of pytest-vram, please report it"
+            )
+            if not session.exitstatus:
+                session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+    def _finish(self, session: pytest.Session, exitstatus: int) -> None:
         run = self.run
         folder = Path(self.identity.folder)
         if (run is not None and run.connected) or (folder / "journal.jsonl").exists():
@@ -218,6 +232,8 @@ class Collector:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the summary, where there is something to say."""
+        if self.defect is not None:
+            terminalreporter.write_line(self.defect)
         if self.report is None:
             return
         verbosity = terminalreporter.verbosity

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _WORD = "hello"
 _SHORT, _LONGER = 16, 48
 #: Share of `request_timeout` that the evaluation of one prompt may take.
-_SHARE = 0.25
+SHARE = 0.25
 #: Attention makes a token of a long prompt dearer than one of a short prompt; this much of the short one's rate is
 #: counted on.
 _SLOWER = 0.7
@@ -101,10 +101,15 @@ def rate(backend: RunningBackend) -> float:
     return _probe(backend)[0]
 
 
+def seconds(backend: RunningBackend, tokens: int) -> float:
+    """Seconds that a prompt of so many tokens may take here: long ones are evaluated more slowly than short ones."""
+    return tokens / (rate(backend) * _SLOWER)
+
+
 def affordable(backend: RunningBackend) -> int:
     """Tokens of the longest prompt that this machine evaluates within a quarter of the backend's `request_timeout`.
 
     Never fewer than the rate was measured with, which were evaluated already.
     """
     measured, tokens = _probe(backend)
-    return max(tokens, int(measured * _SLOWER * backend.spec.request_timeout * _SHARE))
+    return max(tokens, int(measured * _SLOWER * backend.spec.request_timeout * SHARE))

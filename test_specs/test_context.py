@@ -54,10 +54,11 @@ def test_context_can_be_filled(vram_backend: RunningBackend) -> None:
     full = context_per_slot(vram_backend) - ROOM
     reach = prompts.affordable(vram_backend)
     if reach < full:
-        seconds = full / prompts.rate(vram_backend)
+        seconds = prompts.seconds(vram_backend, full)
         pytest.skip(
-            f"a prompt of {full:,} tokens would take over {seconds:.0f} s here, and one prompt gets a quarter of"
-            f" request_timeout ({vram_backend.spec.request_timeout:g} s); {reach:,} tokens were proved"
+            f"a prompt of {full:,} tokens may take {seconds:.0f} s here; one prompt may take"
+            f" {prompts.SHARE * vram_backend.spec.request_timeout:.0f} s, {prompts.SHARE:.0%} of request_timeout;"
+            f" {reach:,} tokens were proved"
         )
     _fill(vram_backend, full)
 

@@ -32,4 +32,5 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
         given = any(word == flag or word.startswith(f"{flag}=") for word in rest)
         if not given and not os.environ.get(variable(name)):
             arguments.append(f"{flag}={value}")
+            progress(f"{flag}={value} (what the demo uses where you say nothing)")
     return check([*arguments, *rest], as_json=options.json)

@@ -97,7 +97,10 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(options: argparse.Namespace, _rest: list[str]) -> Answer:
-    """Look around; exit code 1 when nothing can be measured, the config file is bad, or servers were left over.
+    """Look around.
+
+    Exit code 1 when nothing can be measured, the config file is bad, the default backend lacks its engine or model,
+    or servers were left over.
 
     :raises BadInput: for ``--reap``, which this version does not have.
     """
@@ -107,11 +110,13 @@ def run(options: argparse.Namespace, _rest: list[str]) -> Answer:
     config, specs = _config(here.root)
     devices = _devices()
     leftovers = _leftovers()
+    engines, models = _engines(), _models(specs)
     trouble = []
     if not any(device.measurable for device in devices):
         trouble.append("nothing can be measured on this machine")
     if not config.valid:
         trouble.append("the config file cannot be used")
+    trouble += _default_trouble(specs, engines, models)
     if leftovers:
         trouble.append(f"{len(leftovers)} processes of earlier runs are still alive")
     health = Health(
@@ -120,13 +125,31 @@ def run(options: argparse.Namespace, _rest: list[str]) -> Answer:
         root=str(here.root),
         cache=str(store.cache_folder()),
         devices=devices,
-        engines=_engines(),
-        models=_models(specs),
+        engines=engines,
+        models=models,
         config=config,
         leftovers=leftovers,
         trouble=trouble,
     )
     return Answer(code=FAILS if trouble else HOLDS, document=health, lines=tuple(_lines(health)))
+
+
+def _default_trouble(
+    specs: specfile.SpecFile | None, engines: list[EngineFound], models: list[ModelFound]
+) -> list[str]:
+    """What keeps the default backend from being started."""
+    spec = specs.backends[specs.default] if specs else None
+    if spec is None or spec.engine != "llama-server":
+        return []
+    trouble = []
+    if spec.binary is None and not any(engine.usable for engine in engines):
+        trouble.append(f"the default backend {spec.name!r} has no usable llama-server")
+    trouble += [
+        f"the default backend {spec.name!r} has no model: {model.reason}"
+        for model in models
+        if model.backend == spec.name and not model.usable
+    ]
+    return trouble
 
 
 def _own_version() -> str:

@@ -35,17 +35,23 @@ NOT_BUILT: dict[str, str] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``vram``. Returns the exit code: 0 holds, 1 does not, 2 bad use, 3 inconclusive, 130 on Ctrl-C."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _ended(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()  # now, and not at the interpreter's end, where nobody could catch it
+    except BrokenPipeError:
+        # The reader of our output has gone, as in `vram doctor | head`; there is nobody to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILS
+    return code
+
+
+def _ended(arguments: list[str]) -> int:
     try:
         return _run(arguments)
     except SystemExit as stop:  # argparse: help was printed, or an argument is wrong
         return stop.code if isinstance(stop.code, int) else BAD_USE
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone, as in `vram doctor | head`; there is nobody to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILS
 
 
 def _run(arguments: list[str]) -> int:

@@ -79,7 +79,7 @@ def _row(name: str, text: str, width: int) -> list[str]:
 def _one_line(report: RunReport) -> str:
     parts = [f"vram: {report.run.verdict}", _counts(report)]
     peaks = _highest(report)
-    if peaks:
+    if peaks and peaks[0][1].upper:
         label, figure, test = peaks[0]
         limit = test.limit.get(label)
         of = f" of {with_mib(limit)}" if limit is not None else ""
@@ -98,6 +98,11 @@ def _lines(report: RunReport, width: int) -> list[str]:
     if budget is not None:
         lines += _row("budget", budget + tag, width)
     for label, figure, test in _highest(report):
+        if not figure.upper:
+            lines += _row(
+                "peak", f"{label}: nothing was seen that counts: {figure.note or 'every test read 0'}{tag}", width
+            )
+            continue
         limit = test.limit.get(label)
         of = "" if limit is None else f", {_margin(limit, figure)}"
         boot = ", reached while its backend started" if test.boot else ""
@@ -157,6 +162,8 @@ def _highest(report: RunReport) -> list[tuple[str, Reading, TestRecord]]:
     """The highest peak of each device and the test that reached it."""
     best: dict[str, tuple[str, Reading, TestRecord]] = {}
     for test in report.tests:
+        if test.outcome == "error":  # what never ran as it should says nothing about the room that is left
+            continue
         for label, figure in _figures(test.peak).items():
             if label not in best or figure.upper > best[label][1].upper:
                 best[label] = (label, figure, test)
@@ -260,11 +267,12 @@ def _rate(test: TestRecord) -> str:
 
 def _details(report: RunReport, width: int) -> list[str]:
     lines: list[str] = []
-    if report.run.sampling is not None:
-        lines += _row("sampling", _sampling(report.run.sampling), width)
+    sampling = report.run.sampling
+    if sampling is not None and (not _is_poor(sampling) or _all_exact(report)):  # else it was said already
+        lines += _row("sampling", _sampling(sampling), width)
     if report.run.keeper_cpu_share is not None:
         lines += _row("keeper", f"{report.run.keeper_cpu_share:.1%} of one core", width)
-    if report.run.folder is not None:
+    if report.run.folder is not None and report.run.verdict == "passed":
         lines += _row("run folder", report.run.folder, width)
     return lines
 

