@@ -139,16 +139,8 @@ class RunningBackend:
 
     def _read_log(self) -> Boot:
         if not self.running.log:
-            return self._without_evidence("this run has no log of a server that it did not start")
-        try:
-            if self.log.stat().st_size == 0:
-                return self._without_evidence("the server has written nothing to its log")
-        except OSError as error:
-            return self._without_evidence(f"the log {self.log} cannot be read: {error.strerror}")
-        return bootlog.read(self.log, engine=self.engine, patterns=self.plan.log_patterns)
-
-    def _without_evidence(self, reason: str) -> Boot:
-        return Boot(engine=self.engine, era="", evidence="none", warnings=(reason,))
+            return bootlog.without_evidence(self.engine, "this run has no log of a server that it did not start")
+        return bootlog.read_own(self.log, engine=self.engine, patterns=self.plan.log_patterns)
 
     @property
     def ledger(self) -> Ledger:

@@ -5,6 +5,6 @@ with every release. A log without memory lines is "no evidence", which never sta
 """
 
 from pytest_vram.bootlog.boot import PHASES, Boot, Failure, Phase, PhaseSpan
-from pytest_vram.bootlog.reader import Follower, read
+from pytest_vram.bootlog.reader import Follower, read, read_own, without_evidence
 
-__all__ = ["PHASES", "Boot", "Failure", "Follower", "Phase", "PhaseSpan", "read"]
+__all__ = ["PHASES", "Boot", "Failure", "Follower", "Phase", "PhaseSpan", "read", "read_own", "without_evidence"]

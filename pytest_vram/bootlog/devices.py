@@ -8,7 +8,7 @@ HOST = "host"
 #: Buffer types that live in host memory whatever the backend: plain, mapped, repacked or pinned.
 _HOST = re.compile(r"(?:CPU|AMX|BLAS|ACCEL|HBM|KLEIDIAI|ZDNN)(?:[_\d].*)?|.*_Host", re.ASCII)
 _FLAVOUR = re.compile(r"_(?:Mapped|Private|Split|REPACK)$")
-_REMOTE = re.compile(r"RPC(\d*)\[(.+)\]", re.ASCII)
+_REMOTE = re.compile(r"RPC(\d{0,9})\[(.+)\]", re.ASCII)
 _ENDPOINT = re.compile(r"\S+:\d+", re.ASCII)
 
 

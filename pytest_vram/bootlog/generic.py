@@ -21,7 +21,6 @@ from pytest_vram.ledger import BUCKETS, Bucket, Entry
 
 _UNITS = {"bytes": "B", "kb": "KB", "mb": "MB", "gb": "GB", "kib": "KiB", "mib": "MiB", "gib": "GiB"}
 _FIRST = "gpu0"
-_LONGEST = 8192  # a user's pattern may backtrack: long lines are cut
 
 
 class Generic:
@@ -46,7 +45,7 @@ class Generic:
     def feed(self, raw: str) -> Phase | None:
         """Take the next line; the phase that it begins, or ``None``."""
         self._line += 1
-        line = split(raw[:_LONGEST])
+        line = split(raw)
         began: Phase | None = None
         if not self._spans:
             began = self._begin("start", line.time)

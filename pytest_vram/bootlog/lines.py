@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 #: ``0.00.026.362 I `` is minutes, seconds, milliseconds, microseconds and the level.
-_PREFIX = re.compile(r"(\d+)\.(\d{2})\.(\d{3})\.(\d{3}) ([A-Z]) ", re.ASCII)
+_PREFIX = re.compile(r"(\d{1,9})\.(\d{2})\.(\d{3})\.(\d{3}) ([A-Z]) ", re.ASCII)
 _UNITS = {
     "B": 1,
     "KB": 10**3,
@@ -20,6 +20,11 @@ _UNITS = {
     "TiB": 1 << 40,
 }
 _LARGEST = 1 << 62
+#: Characters of a line that are looked at: patterns search it, and a line without an end may be very long.
+LONGEST = 8192
+#: Characters of a line that are repeated to people.
+SHOWN = 300
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 class Line(NamedTuple):
@@ -31,14 +36,23 @@ class Line(NamedTuple):
 
 
 def split(raw: str) -> Line:
-    """Take the prefix and terminal colours off a line."""
-    text = _ANSI.sub("", raw).rstrip("\r\n") if "\x1b" in raw else raw.rstrip("\r\n")
+    """Take the prefix and terminal colours off a line; other control characters become ``?``, the end is cut."""
+    text = _ANSI.sub("", raw[:LONGEST]) if "\x1b" in raw else raw[:LONGEST]
+    text = text.rstrip("\r\n")
+    if not text.isprintable():
+        text = _UNPRINTABLE.sub("?", text)
     match = _PREFIX.match(text)
     if match is None:
         return Line(text)
     minutes, seconds, milli, micro, level = match.groups()
     micros = ((int(minutes) * 60 + int(seconds)) * 1000 + int(milli)) * 1000 + int(micro)
     return Line(text[match.end() :], micros / 1e6, level)
+
+
+def shown(text: str) -> str:
+    """A line as messages repeat it: at most :data:`SHOWN` characters."""
+    text = text.strip()
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
 
 
 def size(number: str, unit: str) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from pytest_vram.bootlog import llama_facts, llama_failures
 from pytest_vram.bootlog.boot import Boot, Failure, Phase, PhaseSpan
 from pytest_vram.bootlog.devices import HOST, Labels
 from pytest_vram.bootlog.grammar import with_ends
-from pytest_vram.bootlog.lines import Line, size, split
+from pytest_vram.bootlog.lines import Line, shown, size, split
 from pytest_vram.ledger import Bucket, Entry
 
 _BUFFER = re.compile(
@@ -38,6 +38,8 @@ _CLIP_ON = re.compile(r"\bCLIP using (\S+) backend", re.ASCII)
 _CLIP_SIZE = re.compile(r"\bmodel size:\s+([\d.]+) (MiB)", re.ASCII)
 #: Lines without a prefix that are the engine's even where all others have one.
 _BARE = ("error", "warning", "CUDA error", "ROCm error", "HIP error", "GGML_ASSERT", "terminate called", "  what():")
+#: A server that complains about every request must not fill the report.
+_MOST_WARNINGS = 50
 NO_EVIDENCE = (
     "no buffer sizes are in this log: start llama-server with `-lv 4` (or LLAMA_ARG_LOG_VERBOSITY=4), which prints them"
 )
@@ -147,7 +149,7 @@ class LlamaCpp:
         if self._dry:
             return
         if llama_facts.is_warning(text, line.level):
-            self._warn(text.strip())
+            self._warn(text)
         self._milestones(line)
         self._buffer(text)
         self._facts(text)
@@ -164,10 +166,11 @@ class LlamaCpp:
         elif "fitting params to free memory took" in text:
             self._fitting = self._no_alloc = False
         if self._dry and llama_facts.is_about_fitting(text):
-            self._warn(text.strip())
+            self._warn(text)
 
     def _warn(self, text: str) -> None:
-        if text not in self._warnings:
+        text = shown(text)
+        if len(self._warnings) < _MOST_WARNINGS and text not in self._warnings:
             self._warnings.append(text)
 
     def _milestones(self, line: Line) -> None:
@@ -272,7 +275,7 @@ class LlamaCpp:
     def _failure_of(self, sign: llama_failures.Sign) -> Failure:
         certainty = "certain" if sign.certain else "unknown"
         if sign.kind != "out_of_memory":
-            return Failure(kind=sign.kind, certainty=certainty, text=sign.text, phase=self._phase)
+            return Failure(kind=sign.kind, certainty=certainty, text=shown(sign.text), phase=self._phase)
         by_phase = {"weights": "weights", "kv": "kv", "reserve": "compute", "warm-up": "compute", "ready": "compute"}
         bucket = sign.bucket or by_phase.get(self._phase)
         load = self._load
@@ -281,7 +284,7 @@ class LlamaCpp:
         return Failure(
             kind=sign.kind,
             certainty=certainty,
-            text=sign.text,
+            text=shown(sign.text),
             phase=self._phase,
             bucket=bucket,
             device=None if sign.device is None else self._labels.of(sign.device),
@@ -292,7 +295,7 @@ class LlamaCpp:
         if self._failure is not None and self._failure.kind == "out_of_memory":
             self._warn(f"recovered: {self._failure.text}")
             self._failure = None
-        self._warn(text.strip())
+        self._warn(text)
 
     # ------------------------------------------------------------ buffers and facts
 

@@ -163,6 +163,10 @@ def test_backend_without_a_log_has_no_evidence(pool: Pool, keeper: Keeper) -> No
     keeper.log.unlink()
     backend.restart()
     assert "cannot be read" in backend.boot.warnings[0]
+    keeper.log.write_bytes(b"\0\xff" * 5000)
+    backend.restart()
+    assert "mostly not text" in backend.boot.warnings[0]
+    assert backend.ledger.total() == {"host": 50 << 20}
     keeper.log = Path()
     backend.running = msgspec.structs.replace(backend.running, log="")
     backend._boot = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pytest_vram.bootlog import Follower, read
+from pytest_vram.bootlog import Boot, Follower, read, read_own
+from pytest_vram.bootlog.reader import READ
 from pytest_vram.errors import BadInput
 
 MIB = 1 << 20
@@ -104,3 +106,77 @@ def test_bad_pattern(phase: str, pattern: str, words: str) -> None:
 def test_first_line_can_begin_a_phase() -> None:
     """Where the very first line begins a phase, that phase is announced."""
     assert Follower("command", {"ready": "up"}).feed("up") == "ready"
+
+
+# ---------------------------------------------------------------- logs of this run's own servers
+
+BUFFERS = b"loading model tensors\nload_tensors: CUDA0 model buffer size = 1.00 MiB\n"
+
+
+@pytest.mark.parametrize("reader", [read, read_own])
+def test_huge_log_is_read_at_its_beginning(tmp_path: Path, reader: Callable[..., Boot]) -> None:
+    """A log of any size is read, its first 64 MiB alone; a warning says so, and a line that was cut is left out."""
+    path = tmp_path / "boot.log"
+    last = b"\nload_tensors: CUDA1 model buffer size = 10.00 MiB"
+    with path.open("wb") as stream:
+        stream.write(BUFFERS + b" " * (READ - len(BUFFERS) - len(last) + 3) + last)
+        stream.truncate(2 << 30)
+    boot = reader(path, engine="llama-server")
+    assert boot.ledger().buckets() == {"weights": {"gpu0": MIB}}
+    assert boot.warnings[0] == f"the log {path} has 2,048 MiB: only its first 64.00 MiB, where the boot is, were read"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "has written nothing"),
+        (b" \n\n", "has written nothing"),
+        (bytes(range(256)) * 400, "is mostly not text"),
+        (b"\0" * 4096, "is mostly not text"),
+        (None, "cannot be read: No such file"),
+    ],
+)
+def test_own_log_without_a_word_is_no_evidence(tmp_path: Path, content: bytes | None, words: str) -> None:
+    """A silent, binary or vanished log of a server is no evidence and says why; it never raises."""
+    path = tmp_path / "a.1.log"
+    if content is not None:
+        path.write_bytes(content)
+    for engine in ("llama-server", "command"):
+        boot = read_own(path, engine=engine)
+        assert (boot.evidence, boot.entries) == ("none", ())
+        assert words in boot.warnings[0]
+
+
+def test_own_log_that_is_a_folder_or_a_secret(tmp_path: Path) -> None:
+    """What cannot be opened is no evidence and says why."""
+    assert "is a folder" in read_own(tmp_path, engine="command").warnings[0]
+    assert "cannot be read" in read_own(Path("a\0b"), engine="command").warnings[0]
+
+
+def test_stray_bytes_do_not_hide_buffers(tmp_path: Path) -> None:
+    """Control characters and broken UTF-8 among the lines leave the buffers readable, and stay out of the report."""
+    path = tmp_path / "a.1.log"
+    path.write_bytes(b"\0\xff\x1b]0;title\x07\n" + BUFFERS + b"E failed to load model \0\x1b[31m\x9bred\x07\n")
+    boot = read_own(path, engine="llama-server")
+    assert boot.ledger().buckets() == {"weights": {"gpu0": MIB}}
+    assert boot.failure is not None
+    assert boot.failure.text.isprintable()
+
+
+def test_texts_for_people_are_bounded() -> None:
+    """A failure that fills a screen is cut, and a thousand warnings become fifty."""
+    lines = [f"warning: no usable GPU found {number}" for number in range(1000)]
+    boot = read(
+        "\n".join(["loading model tensors", *lines, "failed to load model " + "x" * 99_999]), engine="llama.cpp"
+    )
+    assert len([text for text in boot.warnings if "no usable GPU" in text]) == 50
+    assert boot.failure is not None
+    assert len(boot.failure.text) == 300
+
+
+@pytest.mark.parametrize(
+    "line", ["9" * 5000 + ".00.000.000 I hello", f"load_tensors: RPC{'9' * 5000}[h:1] model buffer size = 1.00 MiB"]
+)
+def test_absurd_numbers_are_no_crash(line: str) -> None:
+    """A number of thousands of digits, which Python refuses to convert, is read past."""
+    assert read(f"loading model tensors\n{line}\n", engine="llama-server").engine == "llama-server"
