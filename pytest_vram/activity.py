@@ -147,7 +147,7 @@ def _refuse_ignored_table(config: pytest.Config) -> None:
     path = config.rootpath / "pyproject.toml"
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("pytest", {})
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return
     ignored = sorted(key for key in table if key.startswith("vram_"))
     if ignored:
@@ -217,6 +217,8 @@ class Activity:
         An ordinary implementation: within the wrappers of other plugins, whose tear-down expects their set-up, after
         skip marks are evaluated, and before pytest's own, which sets the fixtures up.
         """
+        if self.run.is_copy:
+            return
         if ATTEMPT in item.stash:
             del item.stash[ATTEMPT]
         plan = self._plan(item)
@@ -251,6 +253,8 @@ class Activity:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Judge the window in the call's report, or in the set-up's where that failed."""
         report = yield
+        if self.run.is_copy:
+            return report
         if call.when == "setup":
             if self._missing is not None:
                 report.vram = {"category": "failed"}  # type: ignore[attr-defined]
@@ -287,7 +291,7 @@ class Activity:
             judgement = judge(self.run, attempt, closed, seconds=call.duration, outcome=before)
         except Exception as error:  # noqa: BLE001 - the results of the other tests must not be lost for a defect here
             judgement = broken(self.run, attempt, error, seconds=call.duration, outcome=before)
-        outcome = self._apply(item, report, judgement, before)
+        outcome = self._apply(item, call, report, judgement, before)
         record = with_outcome(judgement, outcome, _first_line(report))
         data = {
             "category": outcome if outcome in ("error", "inconclusive") and call.when == "call" else None,
@@ -319,13 +323,21 @@ class Activity:
         report.longrepr = _representation(item, f"{reason} (--vram-missing=fail makes this a failure)")
         return "failed"
 
-    def _apply(self, item: pytest.Item, report: pytest.TestReport, judgement: Judgement, before: Outcome) -> Outcome:
+    def _apply(
+        self,
+        item: pytest.Item,
+        call: pytest.CallInfo[None],
+        report: pytest.TestReport,
+        judgement: Judgement,
+        before: Outcome,
+    ) -> Outcome:
         """Put the findings on the report, and return the outcome of the test."""
         if not judgement.findings:
             return before
         for finding in judgement.findings:
             report.sections.append((f"vram: {finding.section}", finding.text))
-        if before != "passed":
+        strict = call.excinfo is None and report.failed and report.longreprtext.startswith("[XPASS(strict)]")
+        if before != "passed" and not strict:
             return before
         verdict = judgement.verdict
         if verdict == "inconclusive" and self.run.settings.missing == "fail":
@@ -337,9 +349,13 @@ class Activity:
             report.outcome = "skipped"
             report.longrepr = (path, (line or 0) + 1, INCONCLUSIVE + message)
             return "inconclusive"
-        if hasattr(report, "wasxfail"):
+        if (strict or hasattr(report, "wasxfail")) and verdict == "failed" and _expects(item):
+            report.wasxfail = getattr(report, "wasxfail", "") or message.splitlines()[0]
             report.outcome = "skipped"
+            report.longrepr = None
             return "skipped"
+        if hasattr(report, "wasxfail"):
+            del report.wasxfail
         report.outcome = "failed"
         report.longrepr = _representation(item, message)
         del report.sections[-len(judgement.findings) :]
@@ -352,8 +368,14 @@ class Activity:
 
     def pytest_sessionfinish(self) -> None:
         """A worker says good-bye; the controller's end is the collector's work."""
-        if self.run.worker:
+        if self.run.worker and not self.run.is_copy:
             self.run.close()
+
+
+def _expects(item: pytest.Item) -> bool:
+    """Whether an expected failure of this test may be a failed check: not where ``raises`` names other exceptions."""
+    raises = next((mark.kwargs.get("raises") for mark in item.iter_markers("xfail") if mark.kwargs.get("raises")), None)
+    return raises is None or issubclass(pytest.fail.Exception, raises)
 
 
 def _representation(item: pytest.Item, message: str) -> Any:

@@ -162,10 +162,16 @@ class Run:
         self.worker = worker
         self.attempt: Attempt | None = None
         self.warnings: list[str] = []
+        self._pid = os.getpid()
         self._devices: list[DeviceInfo | Unmeasurable] | None = None
         self._client: KeeperClient | None = None
         self._pool: Pool | None = None
         self._attempts: dict[str, int] = {}
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether this is a forked copy of the process that the run belongs to: it must leave the run alone."""
+        return os.getpid() != self._pid
 
     # ------------------------------------------------------------ devices
 
@@ -426,7 +432,12 @@ class Meter:
         """What the run holds once two reads 100 ms apart agree, waited for ``settle`` seconds at most.
 
         Reads that never agree give ``Unmeasurable``: a figure still in motion is not idle memory.
+
+        :raises BadInput: for a wait that is not a number of seconds from 0 to 600.
         """
+        given: object = settle  # tests are rarely type-checked
+        if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given <= 600:
+            raise BadInput(f"vram.idle(settle={settle!r}): write a number of seconds from 0 to 600")
         figures = self._figures(settle)
         if not figures.settled:
             figure: Measured = Unmeasurable(reason=f"memory was still changing after {settle:g} s", scope="run")
@@ -436,7 +447,13 @@ class Meter:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Name a part of the test, so that its peak is reported and can be limited by ``max_vram(phase=name)``."""
+        """Name a part of the test, so that its peak is reported and can be limited by ``max_vram(phase=name)``.
+
+        :raises BadInput: for a name that is not a string with something in it.
+        """
+        given: object = name  # tests are rarely type-checked
+        if not isinstance(given, str) or not given:
+            raise BadInput(f"vram.phase({name!r}): the name of a phase is a string, such as 'warm-up'")
         assert self._attempt.window is not None
         opened = self._run.call(Open(kind="phase", name=name, parent=self._attempt.window))
         assert isinstance(opened, Opened)

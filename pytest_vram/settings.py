@@ -251,7 +251,7 @@ def _reports(value: object) -> tuple[str, ...]:
     if not isinstance(paths, Sequence):
         raise ValueError(f"{value!r} is not a path or a list of paths")
     for path in paths:
-        if not isinstance(path, str) or not path:
+        if not isinstance(path, str) or not path or "\0" in path:
             raise ValueError(f"{path!r} is not a path")
         suffix = ".trace.json" if path.endswith(".trace.json") else os.path.splitext(path)[1].lower()
         if suffix not in REPORTS:

@@ -102,6 +102,8 @@ def _table(path: Path) -> dict[str, Any]:
         raise BadSpec(f"{path} is not UTF-8 text (byte {error.start}): a config file is TOML") from None
     except tomllib.TOMLDecodeError as error:
         raise BadSpec(f"{path} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise BadSpec(f"{path} is not valid TOML: it is nested too deeply") from None
     if path.name != "pyproject.toml":
         return document
     tool = document.get("tool", {})

@@ -54,6 +54,7 @@ class Collector:
         self._state: State | None = None
         self._latest: dict[str, int] = {}
         self.defect: str | None = None
+        self._pid = os.getpid()
 
     @property
     def run(self) -> Run | None:
@@ -115,7 +116,9 @@ class Collector:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """End the keeper, then make and write the reports."""
+        """End the keeper, then make and write the reports; a forked copy of this process does neither."""
+        if os.getpid() != self._pid:
+            return
         try:
             self._finish(session, exitstatus)
         except Exception as error:  # noqa: BLE001 - pytest's own results must not be lost for a defect here

@@ -26,7 +26,12 @@ def asked(backend: RunningBackend, fact: str) -> int:
     """A number that the config file asks for; skips the test where it leaves it to the engine."""
     value = backend.asked.get(fact)
     if not isinstance(value, int) or isinstance(value, bool):
-        pytest.skip(f"the options of backend {backend.name!r} do not set the {fact.replace('_', ' ')}")
+        what = fact.replace("_", " ")
+        if not backend.spec.options:
+            pytest.skip(
+                f"what {what} was asked for is not known: backend {backend.name!r} ({backend.engine}) has no options"
+            )
+        pytest.skip(f"the options of backend {backend.name!r} do not set the {what}")
     return value
 
 

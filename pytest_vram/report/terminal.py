@@ -270,6 +270,14 @@ def _details(report: RunReport, width: int) -> list[str]:
     sampling = report.run.sampling
     if sampling is not None and (not _is_poor(sampling) or _all_exact(report)):  # else it was said already
         lines += _row("sampling", _sampling(sampling), width)
+    for backend in report.backends:
+        phases = [
+            f"{phase.name} {', '.join(f'{label} {_amount(figure)}' for label, figure in _figures(phase.peak).items())}"
+            for phase in backend.phases
+            if _figures(phase.peak)
+        ]
+        if phases:
+            lines += _row("boot", f"{backend.name}#{backend.generation}, peak by phase: {'; '.join(phases)}", width)
     if report.run.keeper_cpu_share is not None:
         lines += _row("keeper", f"{report.run.keeper_cpu_share:.1%} of one core", width)
     if report.run.folder is not None and report.run.verdict == "passed":

@@ -71,6 +71,86 @@ def test_a_timeout_of_pytest_timeout_is_an_ordinary_failure(project: pytest.Pyte
     result.stdout.fnmatch_lines(["*Timeout*", "*200MB*"])
 
 
+@pytest.mark.parametrize(
+    ("mark", "outcome"),
+    [
+        ("xfail", "xfailed"),
+        ("xfail(strict=True)", "xfailed"),
+        ("xfail(raises=KeyError)", "failed"),
+        ("xfail(strict=True, raises=KeyError)", "failed"),
+    ],
+)
+def test_a_limit_may_be_the_expected_failure(project: pytest.Pytester, inner: Inner, mark: str, outcome: str) -> None:
+    """A passing body over its limit is the expected failure, strict or not, unless other exceptions are expected."""
+    project.makepyfile(
+        f"""
+        import pytest
+        from children import child
+
+        @pytest.mark.{mark}
+        def test_it(): child(200)
+        """
+    )
+    inner("--vram-budget=100MB", "--vram-device=cpu").assert_outcomes(**{outcome: 1})
+
+
+def test_a_forked_copy_leaves_the_run_alone(project: pytest.Pytester, inner: Inner) -> None:
+    """A child that a test forked and that ends like a pytest of its own neither ends the keeper nor reports."""
+    project.makepyfile(
+        """
+        import os, sys
+
+        def test_forks(vram):
+            pid = os.fork()
+            if pid == 0:
+                sys.exit(0)
+            assert os.waitpid(pid, 0)
+
+        def test_after(vram):
+            assert vram.now()
+        """
+    )
+    result = inner("--vram-budget=1GB", "--vram-device=cpu")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["verdict     passed: 2 passed; 2 measured*", "*2 passed in*"])
+    assert "the keeper of this run died" not in result.stdout.str()
+
+
+@pytest.mark.parametrize(
+    "call", ["vram.phase(5).__enter__()", "vram.idle(settle=float('nan'))", "vram.idle(settle='x')"]
+)
+def test_a_wrong_argument_of_the_meter_is_its_own_error(project: pytest.Pytester, inner: Inner, call: str) -> None:
+    """The message names the call, and the keeper goes on."""
+    project.makepyfile(f"def test_it(vram):\n    {call}\n\ndef test_next(vram): assert vram.now()\n")
+    result = inner("--vram-device=cpu", "--vram-budget=1GB")
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["*BadInput: vram.*"])
+    assert "died" not in result.stdout.str()
+
+
+def test_a_defect_of_ours_does_not_lose_the_results(project: pytest.Pytester, inner: Inner) -> None:
+    """When judging itself breaks, that test is an error that says so, and the others are reported as usual."""
+    project.makepyfile(
+        """
+        import pytest_vram.judging
+
+        def test_breaks(monkeypatch):
+            from pytest_vram import activity
+            def boom(*args, **kwargs): raise ZeroDivisionError("on purpose")
+            activity.judge, kept = boom, activity.judge
+            test_breaks.kept = kept
+
+        def test_next():
+            from pytest_vram import activity
+            activity.judge = test_breaks.kept
+        """
+    )
+    result = inner("--vram-device=cpu", "--vram-budget=1GB")
+    assert result.ret == 1
+    result.assert_outcomes(errors=1, passed=1)
+    result.stdout.fnmatch_lines(["*could not be judged: ZeroDivisionError: on purpose*defect of pytest-vram*"])
+
+
 def test_junit_tells_inconclusive_from_passed(project: pytest.Pytester, inner: Inner) -> None:
     """An inconclusive test is skipped with its reason in JUnit's file, a failed one failed with the peak."""
     project.makepyfile(

@@ -68,6 +68,23 @@ def test_a_bad_config_file_names_itself(pytester: pytest.Pytester, inner: Inner)
     result.stderr.fnmatch_lines(["*vram.toml: unknown key 'bugdet': did you mean 'budget'?"])
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a = " + "[" * 100_000, "*vram.toml is not valid TOML: it is nested too deeply"),
+        ('report = "a\\u0000b.json"', "*is not a path (from report in *vram.toml)"),
+        ("report = 3", "*3 is not a path or a list of paths*"),
+    ],
+)
+def test_a_hostile_config_file_is_one_line(pytester: pytest.Pytester, inner: Inner, text: str, message: str) -> None:
+    """Nested without end, or with a NUL in a path: a usage error before any test."""
+    pytester.path.joinpath("vram.toml").write_text(text)
+    pytester.makepyfile(TEST)
+    result = inner()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([message])
+
+
 def test_the_environment_counts_and_is_named(
     pytester: pytest.Pytester, inner: Inner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
