@@ -233,7 +233,7 @@ class Run:
     def call(self, request: Request, timeout: float | None = None) -> Reply:
         """Ask the keeper; a dead keeper is forgotten, so that the next call starts a new one.
 
-        :raises KeeperLost: when it died.
+        :raises KeeperLost: when it died, or does not answer in time.
         """
         client = self.keeper()
         try:

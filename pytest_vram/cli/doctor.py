@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_vram import keeper, measure, specfile
-from pytest_vram.backends import binary, gguf_file, store
+from pytest_vram import keeper, measure, settings, specfile
+from pytest_vram.backends import PlanContext, binary, engine, gguf_file, store
 from pytest_vram.cli import project
 from pytest_vram.cli.output import FAILS, HOLDS, Answer
 from pytest_vram.errors import BadInput, VramError
@@ -62,6 +62,15 @@ class ModelFound(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
+class BackendFound(msgspec.Struct, frozen=True, kw_only=True):
+    """A backend of the config file. :ivar reason: why it cannot be started, found without starting anything."""
+
+    name: str
+    engine: str
+    usable: bool
+    reason: str | None = None
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The config file. :ivar path: ``None`` where there is none, which is valid."""
 
@@ -90,6 +99,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[Device]
     engines: list[EngineFound]
     models: list[ModelFound]
+    backends: list[BackendFound]
     config: Config
     leftovers: list[Leftover]
     trouble: list[str]
@@ -99,8 +109,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 def run(options: argparse.Namespace, _rest: list[str]) -> Answer:
     """Look around.
 
-    Exit code 1 when nothing can be measured, the config file is bad, the default backend lacks its engine or model,
-    or servers were left over.
+    Exit code 1 when nothing can be measured, the config file is bad, a backend of it cannot be
+    started, or servers were left over.
 
     :raises BadInput: for ``--reap``, which this version does not have.
     """
@@ -108,6 +118,7 @@ def run(options: argparse.Namespace, _rest: list[str]) -> Answer:
         raise BadInput("--reap is not built yet in this version: leftovers are listed, end them with `kill PID`")
     here = project.find(Path.cwd())
     config, specs = _config(here.root)
+    backends = _backends(specs, here.root)
     devices = _devices()
     leftovers = _leftovers()
     engines, models = _engines(), _models(specs)
@@ -116,7 +127,11 @@ def run(options: argparse.Namespace, _rest: list[str]) -> Answer:
         trouble.append("nothing can be measured on this machine")
     if not config.valid:
         trouble.append("the config file cannot be used")
-    trouble += _default_trouble(specs, engines, models)
+    trouble += [
+        f"backend {backend.name!r} cannot be started: {backend.reason}"
+        for backend in backends
+        if not backend.usable and (backend.name != specfile.DEMO or config.default == specfile.DEMO)
+    ]
     if leftovers:
         trouble.append(f"{len(leftovers)} processes of earlier runs are still alive")
     health = Health(
@@ -127,6 +142,7 @@ def run(options: argparse.Namespace, _rest: list[str]) -> Answer:
         devices=devices,
         engines=engines,
         models=models,
+        backends=backends,
         config=config,
         leftovers=leftovers,
         trouble=trouble,
@@ -134,22 +150,16 @@ def run(options: argparse.Namespace, _rest: list[str]) -> Answer:
     return Answer(code=FAILS if trouble else HOLDS, document=health, lines=tuple(_lines(health)))
 
 
-def _default_trouble(
-    specs: specfile.SpecFile | None, engines: list[EngineFound], models: list[ModelFound]
-) -> list[str]:
-    """What keeps the default backend from being started."""
-    spec = specs.backends[specs.default] if specs else None
-    if spec is None or spec.engine != "llama-server":
-        return []
-    trouble = []
-    if spec.binary is None and not any(engine.usable for engine in engines):
-        trouble.append(f"the default backend {spec.name!r} has no usable llama-server")
-    trouble += [
-        f"the default backend {spec.name!r} has no model: {model.reason}"
-        for model in models
-        if model.backend == spec.name and not model.usable
-    ]
-    return trouble
+def _backends(specs: specfile.SpecFile | None, root: Path) -> list[BackendFound]:
+    """Plan every backend, which checks all that can be checked without starting one."""
+    found = []
+    for name, spec in sorted(specs.backends.items()) if specs else ():
+        try:
+            engine(spec.engine, origin=f"[backend.{name}] in {spec.origin}").plan(spec, PlanContext(rootdir=str(root)))
+            found.append(BackendFound(name=name, engine=spec.engine, usable=True))
+        except VramError as error:
+            found.append(BackendFound(name=name, engine=spec.engine, usable=False, reason=str(error)))
+    return found
 
 
 def _own_version() -> str:
@@ -194,7 +204,7 @@ def _engines() -> list[EngineFound]:
         )
         for place in binary.places()
     ]
-    listed = {engine.path for engine in found}
+    listed = {place.path for place in found}
     for path in sorted((store.cache_folder() / "engines" / "llama-server").glob("*/bin/llama-server")):
         # Builds that die on this CPU are no place to search, but the reason is what a person asks for here.
         result = store.smoke_result(path)
@@ -224,6 +234,7 @@ def _config(root: Path) -> tuple[Config, specfile.SpecFile | None]:
     try:
         path = specfile.locate(root)
         specs = specfile.read(path)
+        settings.resolve(settings.gather({}, {}, {}, specs.values, specs.path))
     except VramError as error:
         return Config(valid=False, path=str(path) if path else None, error=str(error)), None
     return Config(valid=True, path=specs.path, default=specs.default, backends=sorted(specs.backends)), specs
@@ -287,10 +298,10 @@ def _lines(health: Health) -> list[str]:
         else:
             lines.append(f"  no   {device.kind:<8}{device.reason}")
     lines += ["", "Engines (llama-server)"]
-    for engine in health.engines:
-        version = f" [{engine.version}]" if engine.version else ""
-        path = f"{engine.path}{version}: " if engine.path else ""
-        lines.append(f"  {'yes' if engine.usable else 'no ':<4} {engine.place}: {path}{engine.note}")
+    for place in health.engines:
+        version = f" [{place.version}]" if place.version else ""
+        path = f"{place.path}{version}: " if place.path else ""
+        lines.append(f"  {'yes' if place.usable else 'no ':<4} {place.place}: {path}{place.note}")
     lines += ["", "Models"]
     for model in health.models:
         what = f"{model.path} ({mib(model.bytes)})" if model.path and model.bytes is not None else str(model.reason)
@@ -304,6 +315,9 @@ def _lines(health: Health) -> list[str]:
     else:
         found = f"  yes  {config.path}" if config.path else f"  none in {health.root} (vram.toml or [tool.vram])"
         lines.append(f"{found}; backends: {', '.join(config.backends)}; default: {config.default}")
+        for backend in health.backends:
+            if not backend.usable:
+                lines.append(f"  no   backend {backend.name}: {backend.reason}")
     lines += ["", "Leftover servers of earlier runs"]
     lines += [f"  PID {process.pid} of run {process.run}: {process.command}" for process in health.leftovers]
     if not health.leftovers:

@@ -59,13 +59,31 @@ def test_a_default_backend_that_cannot_start_is_trouble(doctor: Any, tmp_path: P
     """No model: it is named with the way on, and the exit code is 1; with engine and model all is well."""
     code, found = doctor()
     assert code == 1
-    assert any("no model" in text and "vram demo" in text for text in found["trouble"])
-    engine(tmp_path / "bin", "version: 1234 (abcdef)")
+    assert any("'demo' cannot be started" in text and "vram demo" in text for text in found["trouble"])
+    engine(tmp_path / "bin", "version: 1234 (abcdef)\n-m, --model FNAME  path\n--host HOST  address\n--port PORT  port")
     (tmp_path / "project" / "m.gguf").write_bytes(b"GGUF" + bytes(60))
     Path("vram.toml").write_text("[backend.mine]\nengine = 'llama-server'\nmodel = 'm.gguf'\n")
     code, found = doctor()
     assert found["trouble"] == []
     assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("budget = '3g'", "ambiguous"),
+        ("[backend.x]\nengine = 'llama-servr'", "llama-server"),
+        ("[backend.x]\nengine = 'attach'", "url"),
+        ("[backend.x]\nengine = 'command'", "argv"),
+        ("[backend.x]\nengine = 'llama-server'", "model"),
+    ],
+)
+def test_what_a_run_would_refuse_is_trouble_here_already(doctor: Any, text: str, part: str) -> None:
+    """A setting or a backend that cannot be used is found without a run."""
+    Path("vram.toml").write_text(text)
+    code, found = doctor()
+    assert code == 1
+    assert part in json.dumps([found["trouble"], found["config"]])
 
 
 def test_engine_on_path_is_found_with_its_version(doctor: Any, tmp_path: Path) -> None:
