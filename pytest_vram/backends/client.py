@@ -19,13 +19,18 @@ import msgspec
 
 from pytest_vram.backends import reply as replies
 from pytest_vram.backends import turns
+from pytest_vram.backends.counting import counts, most_asked
+from pytest_vram.backends.frames import of_ours
 from pytest_vram.backends.record import RequestRecord
 from pytest_vram.backends.reply import Reply
+from pytest_vram.backends.words import said
 from pytest_vram.errors import BackendDied, RequestFailed, RequestTimeout, VramError
 from pytest_vram.keeper.messages import Closed, Turn
 
 if TYPE_CHECKING:
     import httpx
+
+__tracebackhide__ = of_ours
 
 T = TypeVar("T")
 Messages = str | Sequence[Mapping[str, Any]]
@@ -128,17 +133,22 @@ class _Client:
 class _Call:
     """One request from its sending to its end."""
 
-    def __init__(self, target: Target, path: str, body: dict[str, Any], task: str | None) -> None:
+    def __init__(
+        self, target: Target, path: str, body: dict[str, Any] | None, task: str | None, method: str = "POST"
+    ) -> None:
         self.id = uuid.uuid4().hex[:12]
         self.target = target
+        self.method = method
         self.path = path
+        self.what = f"{method} {path}"
         self.body = body
         self.task = task
         self.waited = 0.0
-        self.answer: dict[str, Any] = {}
+        self.answer: Any = {}
         self.failure: VramError | None = None
         self.latency = 0.0
         self.first: float | None = None
+        self.arrivals = 0
         self.status: int | None = None
         self.t = time.monotonic_ns()
 
@@ -158,17 +168,23 @@ class _Call:
         """
         left = self.target.timeout - self.elapsed()
         if left <= 0:
-            raise _timeout(self.target, f"POST {self.path}")
+            raise _timeout(self.target, self.what)
         return left
 
     def collector(self, response: httpx.Response) -> replies.Collector:
         """What takes the bytes of this answer."""
         self.status = response.status_code
-        return _collector(self.target, f"POST {self.path}", response)
+        return replies.Collector(
+            backend=self.target.name,
+            path=self.what,
+            status=response.status_code,
+            content_type=response.headers.get("content-type", ""),
+            nameless=self.target.model is None,
+        )
 
     def done(self, collector: replies.Collector) -> None:
         """The last byte came."""
-        self.latency, self.first = self.elapsed(), collector.first
+        self.latency, self.first, self.arrivals = self.elapsed(), collector.first, collector.arrivals
         answer = collector.decoded()
         if not isinstance(answer, dict):
             raise collector.failure(f"the answer is not a JSON object but {type(answer).__name__}")
@@ -183,13 +199,13 @@ class _Call:
 
     def died(self, sentence: str) -> None:
         """It ended with the server, in this way."""
-        lost = self.failure
-        self.failure = BackendDied(f"The connection was lost during POST {self.path}. {sentence}")
-        self.failure.__cause__ = lost
+        self.failure = BackendDied(f"The connection was lost during {self.what}. {sentence}")
 
     def record(self, closed: Closed | None) -> RequestRecord:
         """The record; its peak is what the request's window saw."""
-        figures = replies.counts(self.answer, self.latency, self.first)
+        figures = counts(
+            self.answer, self.latency, self.first, arrivals=self.arrivals, most=most_asked(self.body or {})
+        )
         choice = replies.choice_of(self.answer)
         served = self.answer.get("model")
         result = "ok"
@@ -210,11 +226,12 @@ class _Call:
             prompt_tokens_per_second=figures.prompt_rate,
             time_to_first_token=self.first,
             status=self.status,
-            finish_reason=choice[2] if choice is not None else None,
-            model=served if isinstance(served, str) else self.target.model,
+            finish_reason=said(choice[2]) if choice is not None and choice[2] is not None else None,
+            model=said(served) if isinstance(served, str) else self.target.model,
             task=self.task,
             peak=dict(closed.run) if closed is not None else {},
             error=str(self.failure) if self.failure is not None else None,
+            doubt=figures.doubt,
         )
 
     def outcome(self, record: RequestRecord) -> Reply:
@@ -231,6 +248,14 @@ class _Call:
             record=record,
             raw=self.answer,
         )
+
+
+class _Question(_Call):
+    """A request that is no generation: it takes no turn, leaves no record, and may be answered with any JSON."""
+
+    def done(self, collector: replies.Collector) -> None:
+        """The last byte came."""
+        self.answer = collector.decoded()
 
 
 class VramClient(_Client):
@@ -263,13 +288,11 @@ class VramClient(_Client):
         return _token_ids(self.target, self._ask("POST", "/tokenize", {"content": text}))
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
-        target = self.target
-        try:
-            with _http(target, target.timeout) as http:
-                response = http.request(method, target.address(path), json=body)
-        except _transport_errors() as error:
-            raise self._lost(_mapped(error, target, f"{method} {path}"), f"{method} {path}") from error
-        return _decoded(target, f"{method} {path}", response)
+        question = _Question(self.target, path, dict(body) if body is not None else None, None, method)
+        self._exchange(question)
+        if question.failure is not None:
+            raise self._lost(question.failure, question.what)
+        return question.answer
 
     def _generate(self, path: str, body: Mapping[str, Any], task: str | None) -> Reply:
         call = self._call(path, body, task)
@@ -295,7 +318,7 @@ class VramClient(_Client):
         try:
             with (
                 _http(call.target, call.remaining()) as http,
-                http.stream("POST", call.target.address(call.path), json=call.body) as response,
+                http.stream(call.method, call.target.address(call.path), json=call.body) as response,
             ):
                 collector = call.collector(response)
                 for chunk in response.iter_bytes():
@@ -305,9 +328,7 @@ class VramClient(_Client):
         except VramError as error:
             call.failed(error)
         except _transport_errors() as error:
-            failure = _mapped(error, call.target, f"POST {call.path}")
-            failure.__cause__ = error
-            call.failed(failure)
+            call.failed(_mapped(error, call.target, call.what))
 
 
 class AsyncVramClient(_Client):
@@ -338,14 +359,11 @@ class AsyncVramClient(_Client):
         return _token_ids(self.target, await self._ask("POST", "/tokenize", {"content": text}))
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
-        target = self.target
-        try:
-            async with _async_http(target, target.timeout) as http:
-                response = await http.request(method, target.address(path), json=body)
-        except _transport_errors() as error:
-            failure = _mapped(error, target, f"{method} {path}")
-            raise await _in_thread(self._lost, failure, f"{method} {path}") from error
-        return _decoded(target, f"{method} {path}", response)
+        question = _Question(self.target, path, dict(body) if body is not None else None, None, method)
+        await self._exchange(question)
+        if question.failure is not None:
+            raise await _in_thread(self._lost, question.failure, question.what)
+        return question.answer
 
     async def _generate(self, path: str, body: Mapping[str, Any], task: str | None) -> Reply:
         call = self._call(path, body, task)
@@ -374,20 +392,18 @@ class AsyncVramClient(_Client):
             with anyio.fail_after(call.remaining()):
                 async with (
                     _async_http(call.target, call.remaining()) as http,
-                    http.stream("POST", call.target.address(call.path), json=call.body) as response,
+                    http.stream(call.method, call.target.address(call.path), json=call.body) as response,
                 ):
                     collector = call.collector(response)
                     async for chunk in response.aiter_bytes():
                         collector.feed(chunk, call.elapsed())
                     call.done(collector)
         except TimeoutError:
-            call.failed(_timeout(call.target, f"POST {call.path}"))
+            call.failed(_timeout(call.target, call.what))
         except VramError as error:
             call.failed(error)
         except _transport_errors() as error:
-            failure = _mapped(error, call.target, f"POST {call.path}")
-            failure.__cause__ = error
-            call.failed(failure)
+            call.failed(_mapped(error, call.target, call.what))
 
 
 async def _in_thread(function: Callable[..., T], *arguments: Any, abandon: bool = True) -> T:
@@ -462,9 +478,11 @@ def _mapped(error: Exception, target: Target, what: str) -> VramError:
         return _timeout(target, what)
     if isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError | OSError):
         log = f"; its log is {target.log}" if target.log else ""
-        said = str(error) or type(error).__name__
-        return BackendDied(f"the connection to backend {target.name!r} was lost during {what}: {said}{log}")
-    return RequestFailed(f"{what} could not be sent to backend {target.name!r} at {target.url}: {error}")
+        reason = said(str(error)) or type(error).__name__
+        return BackendDied(f"the connection to backend {target.name!r} was lost during {what}: {reason}{log}")
+    if isinstance(error, httpx.DecodingError):
+        return RequestFailed(f"the answer of backend {target.name!r} to {what} cannot be read: {said(str(error))}")
+    return RequestFailed(f"{what} could not be sent to backend {target.name!r} at {target.url}: {said(str(error))}")
 
 
 def _timeout(target: Target, what: str) -> RequestTimeout:
@@ -473,22 +491,6 @@ def _timeout(target: Target, what: str) -> RequestTimeout:
         f"backend {target.name!r} did not answer {what} within {target.timeout:g} s"
         f" (request_timeout of [backend.{target.name}]){log}"
     )
-
-
-def _collector(target: Target, what: str, response: httpx.Response) -> replies.Collector:
-    return replies.Collector(
-        backend=target.name,
-        path=what,
-        status=response.status_code,
-        content_type=response.headers.get("content-type", ""),
-        nameless=target.model is None,
-    )
-
-
-def _decoded(target: Target, what: str, response: httpx.Response) -> Any:
-    collector = _collector(target, what, response)
-    collector.feed(response.content, 0.0)
-    return collector.decoded()
 
 
 def _token_ids(target: Target, answer: Any) -> list[int]:

@@ -13,15 +13,18 @@ from pytest_vram import bootlog
 from pytest_vram.backends import engine as engine_named
 from pytest_vram.backends.base import CAPABILITIES, PlanContext, Properties
 from pytest_vram.backends.client import AsyncVramClient, Target, VramClient
+from pytest_vram.backends.frames import of_ours
 from pytest_vram.backends.labels import relabelled
 from pytest_vram.backends.record import RequestRecord
-from pytest_vram.backends.turns import Caller, Connect, KeeperLike, take
+from pytest_vram.backends.turns import Caller, Connect, KeeperLike, ask, take
 from pytest_vram.bootlog.boot import Boot
-from pytest_vram.errors import BackendError, BadSpec, BootFailed, KeeperError, RequestFailed
+from pytest_vram.errors import BackendError, BadSpec, BootFailed, KeeperError, RequestFailed, VramError
 from pytest_vram.keeper.messages import Acquire, Restart, Running, Stop, Turn
 from pytest_vram.ledger import Ledger
 from pytest_vram.readings import Reading
 from pytest_vram.spec import BackendSpec, LaunchPlan, OptionValue
+
+__tracebackhide__ = of_ours
 
 ANOTHER_BUILD = "Run `vram demo` once: it finds a build that runs on this CPU, and remembers those that do not."
 #: Seconds that a lost connection waits for the keeper to notice the death of the server.
@@ -199,13 +202,13 @@ class RunningBackend:
     def restart(self) -> None:
         """Stop the server and start it again; this object then stands for the new generation."""
         request = Restart(key=self.key, window=self._pool.window())
-        reply = self._pool.keeper.call(request)
+        reply = ask(self._pool.keeper, request)
         self._refresh(_running(reply, "a restart"))
         self._pool.used(self)
 
     def stop(self) -> None:
         """Stop the server; the next :meth:`Pool.acquire` of its spec starts a fresh one."""
-        self._pool.keeper.call(Stop(key=self.key))
+        ask(self._pool.keeper, Stop(key=self.key))
 
 
 class Pool:
@@ -265,8 +268,11 @@ class Pool:
         """
         identity = msgspec.json.encode(spec, order="sorted")
         if identity not in self._plans:
-            engine = engine_named(spec.engine, origin=f"[backend.{spec.name}] in {spec.origin}")
-            self._plans[identity] = engine.plan(spec, self.context)
+            try:
+                engine = engine_named(spec.engine, origin=f"[backend.{spec.name}] in {spec.origin}")
+                self._plans[identity] = engine.plan(spec, self.context)
+            except VramError as error:  # its sentence names the place; the engine's own frames add nothing
+                raise error.with_traceback(None) from None
         return self._plans[identity]
 
     def acquire(self, spec: BackendSpec) -> RunningBackend:
@@ -277,7 +283,7 @@ class Pool:
         plan = self.plan(spec)
         request = Acquire(plan=plan, window=self.window())
         try:
-            running = _running(self.keeper.call(request), "a request for a server")
+            running = _running(ask(self.keeper, request), "a request for a server")
         except BootFailed as error:
             if "SIGILL" in str(error) and spec.binary is None:
                 raise BootFailed(f"{error}\n{ANOTHER_BUILD}") from None

@@ -14,6 +14,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     :ivar tokens_per_second: decode rate, as the server timed it, else output tokens over latency (``rate_from``).
     :ivar time_to_first_token: seconds from sending to the first piece of a streamed answer.
     :ivar result: ``ok``, ``error`` or ``timeout``.
+    :ivar doubt: figures of the server that cannot be true, and why; they are absent from the record.
     """
 
     id: str
@@ -35,3 +36,4 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     task: str | None = None
     peak: dict[str, Measured] = {}
     error: str | None = None
+    doubt: str | None = None

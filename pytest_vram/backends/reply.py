@@ -9,13 +9,19 @@ from typing import Any
 
 import msgspec
 
+from pytest_vram.backends.frames import of_ours
 from pytest_vram.backends.record import RequestRecord
+from pytest_vram.backends.words import said
 from pytest_vram.errors import RequestFailed
 from pytest_vram.readings import Measured, Reading
-from pytest_vram.units import MIB
+from pytest_vram.units import MIB, mib
 
-#: Characters of a server's own message that are repeated in ours.
-SHOWN = 300
+__tracebackhide__ = of_ours
+
+#: Bytes of one answer that are read; a generation has a thousandth of it.
+LARGEST = 64 << 20
+#: Bytes of a failed answer's body that its error keeps.
+_KEPT = 1 << 16
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,26 +46,44 @@ class Collector:
     """Takes the bytes of one answer, plain JSON or a stream of server-sent events, and decodes them."""
 
     def __init__(self, *, backend: str, path: str, status: int, content_type: str, nameless: bool = False) -> None:
-        """:param nameless: the request named no model, which some servers ask for."""
+        """
+        :param nameless: the request named no model, which some servers ask for.
+        :ivar first: seconds to the first generated text of a stream.
+        :ivar arrivals: in how many of the chunks given to :meth:`feed` generated text came.
+        """
         self.nameless = nameless
         self.backend = backend
         self.path = path
         self.status = status
         self.first: float | None = None
+        self.arrivals = 0
+        self._taken = 0
+        self._carried = 0
         self._events = status < 400 and content_type.startswith("text/event-stream")
         self._buffer = bytearray()
         self._pieces: list[dict[str, Any]] = []
         self._ended = False
 
     def feed(self, chunk: bytes, elapsed: float) -> None:
-        """Take some bytes that came ``elapsed`` seconds after the request was sent."""
+        """Take some bytes that came ``elapsed`` seconds after the request was sent.
+
+        :raises RequestFailed: there are more than :data:`LARGEST` of them, or a stream brings an error.
+        """
+        self._taken += len(chunk)
+        if self._taken > LARGEST:
+            self._buffer.clear()
+            raise self.failure(f"the answer is larger than {mib(LARGEST)}: the rest was not read")
+        seen = len(self._buffer)
         self._buffer += chunk
         if not self._events:
             return
-        while (end := self._buffer.find(b"\n")) >= 0:
+        carried = self._carried
+        while (end := self._buffer.find(b"\n", seen)) >= 0:
             line = bytes(self._buffer[:end]).strip()
             del self._buffer[: end + 1]
+            seen = 0
             self._line(line, elapsed)
+        self.arrivals += self._carried > carried
 
     def _line(self, line: bytes, elapsed: float) -> None:
         field, _, value = line.partition(b":")
@@ -73,11 +97,12 @@ class Collector:
             return
         piece = self._decoded(value)
         if not isinstance(piece, dict):
-            raise self.failure(f"a piece of the stream is not an object: {_short(value)}")
+            raise self.failure(f"a piece of the stream is not an object: {said(value)}")
         if "error" in piece:
             raise self.failure(_message_of(value))
-        if self.first is None and _carries(piece):
-            self.first = elapsed
+        if _carries(piece):
+            self._carried += 1
+            self.first = elapsed if self.first is None else self.first
         self._pieces.append(piece)
 
     def decoded(self) -> Any:
@@ -101,7 +126,9 @@ class Collector:
         try:
             return json.loads(body)
         except ValueError:
-            raise self.failure(f"the answer is not JSON: {_short(body) or 'it is empty'}", body) from None
+            raise self.failure(f"the answer is not JSON: {said(body) or 'it is empty'}", body) from None
+        except RecursionError:
+            raise self.failure(f"the answer is nested too deeply to be read: {said(body, 60)}", body) from None
 
     def failure(self, message: str, body: bytes = b"") -> RequestFailed:
         """A :class:`RequestFailed` for this answer."""
@@ -113,31 +140,39 @@ class Collector:
         elif self.status in (400, 404, 422) and self.nameless and "model" in message.lower():
             hint = f"; if it wants the name of a model, set `served_model` in [backend.{self.backend}]"
         what = f"backend {self.backend!r} answered HTTP {self.status} to {self.path}"
-        text = body.decode("utf-8", "replace")
+        text = body[:_KEPT].decode("utf-8", "replace")
         return RequestFailed(f"{what}: {message}{hint}", status=self.status, body=text)
 
 
-def _short(body: bytes) -> str:
-    text = body.decode("utf-8", "replace").strip()
-    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
-
-
 def _message_of(body: bytes) -> str:
-    """The server's own words out of an error answer, at most :data:`SHOWN` characters."""
+    """The server's own words out of an error answer."""
     try:
         answer: Any = json.loads(body)
-    except ValueError:
-        return _short(body) or "without a message"
-    for key in ("error", "message", "detail"):
-        if isinstance(answer, dict) and answer.get(key):
-            answer = answer[key]
-    return _short((answer if isinstance(answer, str) else json.dumps(answer)).encode())
+        for key in ("error", "message", "detail"):
+            if isinstance(answer, dict) and answer.get(key):
+                answer = answer[key]
+        return said(answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False))
+    except (ValueError, RecursionError):
+        return said(body) or "without a message"
+
+
+def _objects(values: object) -> list[dict[str, Any]]:
+    """The objects of a list; whatever else a server put there is left out."""
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _carries(piece: Mapping[str, Any]) -> bool:
     """Whether a piece of a stream holds generated text or a tool call."""
-    for choice in piece.get("choices") or ():
-        delta = choice.get("delta") or {}
+    for choice in _objects(piece.get("choices")):
+        delta = _object(choice.get("delta"))
         if choice.get("text") or any(delta.get(key) for key in ("content", "reasoning_content", "tool_calls")):
             return True
     return False
@@ -146,83 +181,42 @@ def _carries(piece: Mapping[str, Any]) -> bool:
 def _joined(pieces: list[dict[str, Any]]) -> dict[str, Any]:
     """One answer out of the pieces of a stream; of several choices, the first."""
     whole: dict[str, Any] = {}
-    message: dict[str, Any] = {"role": "assistant", "content": None}
-    text = ""
+    texts: list[str] = []
+    said_by: dict[str, list[str]] = {}
     finish = None
     calls: dict[int, dict[str, Any]] = {}
     for piece in pieces:
         whole.update({key: value for key, value in piece.items() if key != "choices" and value is not None})
-        for choice in piece.get("choices") or ():
+        for choice in _objects(piece.get("choices")):
             if choice.get("index", 0) != 0:
                 continue
             finish = choice.get("finish_reason") or finish
-            text += choice.get("text") or ""
-            for key, value in (choice.get("delta") or {}).items():
+            texts.append(_text(choice.get("text")))
+            for key, value in _object(choice.get("delta")).items():
                 if key == "tool_calls":
-                    for part in value or ():
+                    for part in _objects(value):
                         _add_call(calls, part)
                 elif isinstance(value, str) and key != "role":
-                    message[key] = (message.get(key) or "") + value
+                    said_by.setdefault(key, []).append(value)
+    message: dict[str, Any] = {"role": "assistant", "content": None}
+    message.update({key: "".join(parts) for key, parts in said_by.items()})
     if calls:
         message["tool_calls"] = [calls[index] for index in sorted(calls)]
     choice = {"index": 0, "finish_reason": finish}
-    is_text = str(whole.get("object", "")).startswith("text_completion")
-    whole["choices"] = [choice | ({"text": text} if is_text else {"message": message})]
+    is_text = _text(whole.get("object")).startswith("text_completion")
+    whole["choices"] = [choice | ({"text": "".join(texts)} if is_text else {"message": message})]
     return whole
 
 
 def _add_call(calls: dict[int, dict[str, Any]], part: Mapping[str, Any]) -> None:
-    call = calls.setdefault(part.get("index", 0), {"type": "function", "function": {"name": "", "arguments": ""}})
+    index = part.get("index", 0)
+    call = calls.setdefault(
+        index if isinstance(index, int) else 0, {"type": "function", "function": {"name": "", "arguments": ""}}
+    )
     if part.get("id"):
         call["id"] = part["id"]
-    for key, value in (part.get("function") or {}).items():
-        call["function"][key] = call["function"].get(key, "") + (value or "")
-
-
-class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one answer. :ivar rate_from: ``server``, ``stream`` or ``latency``."""
-
-    tokens_in: int | None = None
-    tokens_out: int | None = None
-    rate: float | None = None
-    rate_from: str | None = None
-    prompt_rate: float | None = None
-
-
-def counts(answer: Mapping[str, Any], latency: float, first: float | None) -> Counts:
-    """Tokens and decode rate of an answer.
-
-    The server's own timing of its decode phase comes first; else tokens after the first over the time after the
-    first piece of a stream; else tokens over the whole latency, which includes the prompt. One token has no rate.
-    """
-    usage = answer.get("usage") if isinstance(answer.get("usage"), dict) else {}
-    timings = answer.get("timings") if isinstance(answer.get("timings"), dict) else {}
-    assert isinstance(usage, dict)
-    assert isinstance(timings, dict)
-    tokens_in, tokens_out = _integer(usage.get("prompt_tokens")), _integer(usage.get("completion_tokens"))
-    rate, rate_from = None, None
-    if tokens_out is not None and tokens_out > 1:
-        if (served := _positive(timings.get("predicted_per_second"))) is not None:
-            rate, rate_from = served, "server"
-        elif first is not None and latency > first:
-            rate, rate_from = (tokens_out - 1) / (latency - first), "stream"
-        elif latency > 0:
-            rate, rate_from = tokens_out / latency, "latency"
-    return Counts(
-        tokens_in=tokens_in,
-        tokens_out=tokens_out,
-        rate=rate,
-        rate_from=rate_from,
-        prompt_rate=_positive(timings.get("prompt_per_second")),
-    )
-
-
-def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _positive(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
+    for key, value in _object(part.get("function")).items():
+        call["function"][key] = call["function"].get(key, "") + _text(value)
 
 
 def choice_of(answer: Mapping[str, Any]) -> tuple[str, dict[str, Any], str | None] | None:
@@ -249,6 +243,7 @@ def log_line(record: RequestRecord) -> str:
         "tokens_per_second": f"{record.tokens_per_second:.1f}" if record.tokens_per_second is not None else None,
         **_peaks(record.peak),
         "result": record.result,
+        **({"doubt": record.doubt} if record.doubt is not None else {}),
     }
     return " ".join(f"{key}={_quoted(value)}" for key, value in fields.items())
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from pytest_vram.errors import KeeperError
+from pytest_vram.backends.frames import of_ours
+from pytest_vram.errors import KeeperError, VramError
 from pytest_vram.keeper.messages import Closed, EndTurn, Granted, Reply, Request, Turn
+
+__tracebackhide__ = of_ours
 
 
 class Caller(Protocol):
@@ -31,6 +34,14 @@ class KeeperLike(Caller, Protocol):
 Connect = Callable[[str], KeeperLike]
 
 
+def ask(keeper: Caller, request: Request, timeout: float | None = None) -> Reply:
+    """``keeper.call``; its errors come without the frames of the connection, which are not the user's concern."""
+    try:
+        return keeper.call(request, timeout)
+    except VramError as error:
+        raise error.with_traceback(None) from None
+
+
 class Held:
     """A turn that was granted. :ivar waited: seconds until it was."""
 
@@ -40,7 +51,7 @@ class Held:
 
     def end(self, record: Mapping[str, Any]) -> Closed:
         """Give the turn back with the request's record; the answer is what the request's window saw."""
-        reply = self._keeper.call(EndTurn(record=dict(record)), timeout=30.0)
+        reply = ask(self._keeper, EndTurn(record=dict(record)), 30.0)
         if not isinstance(reply, Closed):
             raise KeeperError(f"the keeper answered the end of a request with {type(reply).__name__}")
         return reply
@@ -48,7 +59,7 @@ class Held:
 
 def take(keeper: KeeperLike, turn: Turn) -> Held:
     """Wait on this connection until the keeper grants the turn."""
-    reply = keeper.call(turn)  # it knows how long this one may take
+    reply = ask(keeper, turn)  # it knows how long this one may take
     if not isinstance(reply, Granted):
         raise KeeperError(f"the keeper answered a request for a turn with {type(reply).__name__}")
     return Held(keeper, reply.waited)

@@ -15,16 +15,21 @@ def judge_rate(
     *,
     check: str = "min_tokens_per_second",
     limit_from: str,
+    doubts: Sequence[str | None] = (),
 ) -> Finding | None:
     """Hold the median decode rate of a test's requests against ``floor``, both in tokens per second.
 
     :param rates: one per request; ``None`` where a request has no rate.
+    :param doubts: why rates that the server gave are not believed; see ``RequestRecord.doubt``.
     :returns: ``None`` where the median is at least the floor; inconclusive where no request has a rate.
     """
     known = sorted(rate for rate in rates if rate is not None and math.isfinite(rate) and rate > 0)
     missing = len(rates) - len(known)
     if not known:
         what = "the test made no requests" if not rates else f"none of its requests ({len(rates)}) has a decode rate"
+        reasons = list(dict.fromkeys(doubt for doubt in doubts if doubt))
+        if rates and reasons:
+            what += f" that can be true ({reasons[0]}{'; and more' if len(reasons) > 1 else ''})"
         return Finding(
             check=check,
             verdict="inconclusive",

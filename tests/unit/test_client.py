@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import socket
@@ -224,7 +225,6 @@ def test_stream_is_put_together_and_its_first_token_timed(server: Server, target
     assert reply.finish_reason == "length"
     assert (reply.tokens_in, reply.tokens_out) == (2, 2)
     assert reply.record.time_to_first_token is not None
-    assert reply.record.rate_from == "stream"
     assert server.seen[0][1]["stream_options"] == {"include_usage": True}
 
 
@@ -247,11 +247,20 @@ def test_streamed_tool_call_is_joined_by_index(server: Server, target: Target) -
     ]
 
 
-def test_one_token_has_no_rate() -> None:
-    """A rate needs two tokens: a server's figure for one is a division by almost nothing."""
-    one = {"usage": {"completion_tokens": 1}, "timings": {"predicted_per_second": 1e6}}
-    assert replies.counts(one, 1.0, None).rate is None
-    assert replies.counts({"usage": {"completion_tokens": 4}}, 2.0, None).rate == 2.0
+def test_more_tokens_than_asked_for_are_doubted(
+    server: Server, target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A count over the request's own limit is absent from reply, record and log line, with the reason."""
+    told = {**CHAT, "usage": {"prompt_tokens": -1, "completion_tokens": 1_000_000}, "model": "\x1b[31mred\ud800"}
+    server.script["/v1/chat/completions"] = answer(200, told)
+    with caplog.at_level(logging.INFO, logger="pytest_vram.requests"):
+        reply = VramClient(target).chat("hi", max_tokens=4)
+    record = reply.record
+    assert (reply.tokens_in, reply.tokens_out, record.tokens_per_second) == (None, None, None)
+    assert record.doubt is not None
+    assert record.doubt.endswith("the server says 1000000 generated tokens where at most 4 were asked for")
+    assert record.model == "red?"
+    assert record.doubt in caplog.messages[-1]
 
 
 # ---------------------------------------------------------------- failures
@@ -272,6 +281,11 @@ def test_one_token_has_no_rate() -> None:
         (answer(200, {"error": {"message": "model loading"}}), 200, "model loading"),
         (events({"choices": [{"delta": {"content": "a"}}]}, done=False), 200, "in the middle of the answer"),
         (events({"error": {"message": "context is full"}}), 200, "context is full"),
+        (answer(200, b'{"choices":' + b"[" * 100_000), 200, 'nested too deeply to be read: {"choices":[['),
+        (answer(500, b'{"error":' + b"[" * 100_000), 500, 'to POST /v1/chat/completions: {"error":[['),
+        (events({"choices": [3, {"delta": "x"}, {"delta": {"tool_calls": 5}}]}, done=False), 200, "in the middle of"),
+        (answer(500, b'{"error": "\\u001b[31mred\\u0000\\ud800\\nnext"}'), 500, "completions: red?? next"),
+        (answer(502, b"\x1b[31mbad\x00 gate\r\nway\xff"), 502, "completions: bad? gate way�"),
     ],
 )
 def test_answer_that_is_no_completion_is_a_failed_request(
@@ -284,11 +298,78 @@ def test_answer_that_is_no_completion_is_a_failed_request(
     with pytest.raises(RequestFailed, match="backend 'agent'") as caught:
         client.chat("hi")
     assert words in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 600
     assert caught.value.status == status
     assert client.requests[0].result == "error"
     assert isinstance(keeper.asked[-1], EndTurn)
     assert keeper.asked[-1].record["error"] == str(caught.value)
     assert keeper.open == 0
+
+
+def test_answer_without_end_is_not_kept(server: Server, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that goes on sending is cut off at the largest answer, plain, streamed, or of a question."""
+    monkeypatch.setattr(replies, "LARGEST", 1 << 16)
+
+    def flood(kind: str, chunk: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
+        def handle(handler: BaseHTTPRequestHandler) -> None:
+            handler.send_response(200)
+            handler.send_header("Content-Type", kind)
+            handler.end_headers()
+            with contextlib.suppress(OSError):
+                while not server.release.is_set():
+                    handler.wfile.write(chunk)
+
+        return handle
+
+    client = VramClient(target)
+    for kind, chunk in (("application/json", b" " * 4096), ("text/event-stream", b"x" * 4096)):
+        server.script["/v1/chat/completions"] = flood(kind, chunk)
+        with pytest.raises(RequestFailed, match=r"is larger than 0\.06 MiB: the rest was not read"):
+            client.chat("hi")
+    server.script["/props"] = flood("application/json", b" " * 4096)
+    with pytest.raises(RequestFailed, match="POST|GET /props: the answer is larger"):
+        client.get("/props")
+
+
+def test_question_times_out_as_a_whole(server: Server, target: Target) -> None:
+    """A question whose answer trickles in ends at request_timeout, as a generation does."""
+
+    def trickle(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        with contextlib.suppress(OSError):
+            while not server.release.wait(0.02):
+                handler.wfile.write(b" ")
+
+    server.script["/props"] = trickle
+    target.timeout = 0.2
+    with pytest.raises(RequestTimeout, match="GET /props"):
+        VramClient(target).get("/props")
+
+
+def test_traceback_ends_at_the_users_line(server: Server, target: Target, pytester: pytest.Pytester) -> None:
+    """A failed request in a test shows the test's own line and the sentence, none of this package's frames; a defect
+    shows its frames.
+    """
+    server.script["/v1/chat/completions"] = answer(500, {"error": {"message": "boom" + "x" * 4000}})
+    pytester.makepyfile(f"""
+        from pytest_vram.backends.client import Target, VramClient
+        client = VramClient(Target(name="agent", url={server.url!r}))
+        gone = VramClient(Target(name="agent", url="http://127.0.0.1:9"))
+        def test_refused(): client.chat("hi")
+        def test_question(): client.get("/none")
+        def test_gone(): gone.chat("hi")
+        def test_defect(): client._generate(5, {{}}, None)
+    """)
+    run = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:vram")
+    text = run.stdout.str()
+    refused = text[text.index("test_refused _") : text.index("test_defect _")]
+    assert "RequestFailed: backend 'agent' answered HTTP 500 to POST /v1/chat/completions: boomxx" in refused
+    assert "pytest_vram/" not in refused.replace("pytest_vram.errors", "")
+    assert "direct cause" not in refused
+    assert refused.count("x" * 250) == 1
+    assert "client.py" in text[text.index("test_defect _") :]
 
 
 def test_silent_server_times_out(server: Server, target: Target) -> None:
