@@ -21,7 +21,7 @@ from pytest_vram import markers, measure, specfile
 from pytest_vram.backends.base import PlanContext
 from pytest_vram.backends.pool import Pool, RunningBackend
 from pytest_vram.errors import BackendError, BadInput, BadMarker, KeeperError, KeeperLost, KeeperUnavailable
-from pytest_vram.keeper import KeeperClient, ensure, socket_path, start_time
+from pytest_vram.keeper import KeeperClient, ensure, mark_environment, socket_path, start_time
 from pytest_vram.keeper.messages import (
     Close,
     Closed,
@@ -226,6 +226,7 @@ class Run:
                     settings=self.settings.as_table(),
                 )
             )
+            mark_environment(self.identity.id)
             role = "worker" if self.worker else self.role
             self._client = KeeperClient(self.identity.socket, role=role, name=self.worker or "")
         return self._client

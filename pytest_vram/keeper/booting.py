@@ -194,7 +194,7 @@ class Boot:
         except ProcessLookupError:
             raise BootFailed(f"Backend {plan.name!r}: process {server.pid} ended while it was looked at.") from None
         for pid in pids:
-            core.members.adopt(pid, server.label)
+            core.members.adopt(pid, server.label, history=False)
 
     def _wanted(self) -> list[int]:
         """PIDs of the processes to attach to, the lowest first."""

@@ -13,8 +13,8 @@ from typing import Any
 
 from pytest_vram.errors import BadInput
 from pytest_vram.journal import FILE_NAME, Journal, Writer
-from pytest_vram.keeper.messages import BACKEND_MARK, DeviceInfo, Launch, Sampling
-from pytest_vram.measure import Members, Rate, Timeline, host_probe, open_probes, procfs
+from pytest_vram.keeper.messages import BACKEND_MARK, MEMBER_MARK, RUN_MARK, DeviceInfo, Launch, Sampling
+from pytest_vram.measure import UNKNOWN, Members, Rate, Timeline, host_probe, open_probes, procfs
 from pytest_vram.readings import Unmeasurable
 
 #: A sample block is written when its figures moved by more than this many bytes.
@@ -41,6 +41,7 @@ class Core:
         self.controller_tests = False
         self.known_label: Callable[[str], bool] = lambda label: False
         self.label_of_session: Callable[[int], str | None] = lambda session: None
+        self.only_label: Callable[[], str | None] = lambda: None
         new = self._read_journal()
         self.journal = Writer(self.folder / FILE_NAME)
         self.members = Members(
@@ -48,6 +49,8 @@ class Core:
             reaper=self.pid,
             adopter=self._orphan,
             undecided=self._may_be_worker,
+            marked=self._marked,
+            nested=self._nested,
         )
         probes = open_probes(launch.devices, launch.rpc)
         found = [probe for probe in probes if not isinstance(probe, Unmeasurable)]
@@ -119,12 +122,24 @@ class Core:
 
     # ------------------------------------------------------------ processes
 
-    def _orphan(self, stat: procfs.Stat) -> str | None:
-        """Owner of a child of the keeper that it did not start itself: an orphan of one of its servers."""
+    def _orphan(self, stat: procfs.Stat) -> str:
+        """Owner of a child of the keeper that it did not start itself: an orphan of one of its servers.
+
+        It may have cleared its environment and left its session; then it is the only server's, if there is only one.
+        """
         label = procfs.environment_value(stat.pid, BACKEND_MARK)
-        if label is not None and self.known_label(label):
-            return label
-        return self.label_of_session(stat.session)
+        if label is not None:
+            return label if self.known_label(label) else UNKNOWN
+        return self.label_of_session(stat.session) or self.only_label() or UNKNOWN
+
+    def _marked(self, stat: procfs.Stat) -> bool:
+        """Whether a process outside the tree was started by a test of this run."""
+        mark = procfs.environment_value(stat.pid, MEMBER_MARK)
+        return mark is not None and self.launch.run in mark.split(":")
+
+    def _nested(self, stat: procfs.Stat) -> bool:
+        """Whether a test's process is of a run of its own: of that run's keeper and its servers."""
+        return procfs.environment_value(stat.pid, RUN_MARK) not in (None, self.launch.run)
 
     def _may_be_worker(self, stat: procfs.Stat) -> bool:
         """Whether a child of the controller may be an xdist worker that has not introduced itself yet.

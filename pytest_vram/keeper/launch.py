@@ -17,13 +17,15 @@ import msgspec
 
 from pytest_vram.errors import KeeperError, KeeperUnavailable
 from pytest_vram.keeper.client import LOG_NAME, KeeperClient
-from pytest_vram.keeper.messages import RUN_MARK, Launch
+from pytest_vram.keeper.messages import MEMBER_MARK, RUN_MARK, Launch
 
 LOCK_NAME = "keeper.lock"
 #: Seconds for a keeper to come up; a loaded two-core machine needs one.
 _START_SECONDS = 30.0
 #: The kernel's limit for the path of a Unix socket is 108 bytes.
 _LONGEST_PATH = 100
+#: Runs within runs that are told apart; a process that runs pytest again and again in itself would add up more.
+_MOST_RUNS = 8
 
 
 def socket_path(run_id: str) -> str:
@@ -71,6 +73,25 @@ def _private(folder: str) -> str | None:
     except OSError as error:
         return f"{folder}: {error.strerror}"
     return None
+
+
+def mark_environment(run_id: str) -> None:
+    """Mark what this process starts from now on as part of the run, beside the runs that it belongs to already.
+
+    The keeper counts a process by this that has left the process tree (a daemon of a test).
+    """
+    runs = [run for run in os.environ.get(MEMBER_MARK, "").split(":") if run]
+    if run_id not in runs:
+        os.environ[MEMBER_MARK] = ":".join([*runs[: _MOST_RUNS - 1], run_id])
+
+
+def _environment(run_id: str) -> dict[str, str]:
+    """The environment without the mark of this run: its keeper is not a part of what it measures."""
+    found = dict(os.environ)
+    runs = [run for run in found.pop(MEMBER_MARK, "").split(":") if run and run != run_id]
+    if runs:
+        found[MEMBER_MARK] = ":".join(runs)
+    return found
 
 
 def ensure(launch: Launch) -> None:
@@ -154,7 +175,7 @@ def _start(launch: Launch, log: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=stream,
             # What belongs to a run can be found by this, also when everything else has failed.
-            env={**os.environ, RUN_MARK: launch.run},
+            env={**_environment(launch.run), RUN_MARK: launch.run},
             start_new_session=True,
         ) as process,
     ):

@@ -21,6 +21,8 @@ LARGEST = 16 << 20
 #: Environment variables of everything that the keeper starts: the run's id, and the backend's ``name#generation``.
 RUN_MARK = "PYTEST_VRAM_RUN"
 BACKEND_MARK = "PYTEST_VRAM_BACKEND"
+#: Environment variable of all that tests start: ids of the runs that they belong to, the outermost first, with ":".
+MEMBER_MARK = "PYTEST_VRAM_MEMBER"
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=str.lower, omit_defaults=True):

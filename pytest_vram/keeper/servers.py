@@ -42,6 +42,7 @@ class Servers:
         self._most_grace: float | None = None
         core.known_label = self._knows
         core.label_of_session = self._of_session
+        core.only_label = self._only
 
     # ------------------------------------------------------------ looking
 
@@ -53,6 +54,11 @@ class Servers:
 
     def _of_session(self, session: int) -> str | None:
         return next((server.label for server in self._all() if server.process and server.pid == session), None)
+
+    def _only(self) -> str | None:
+        """Label of the only server whose orphans come to the keeper."""
+        labels = [server.label for server in self._all() if not server.attached]
+        return labels[0] if len(labels) == 1 else None
 
     def table(self) -> list[dict[str, Any]]:
         """What ``Status`` says about them."""

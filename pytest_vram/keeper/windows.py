@@ -14,8 +14,9 @@ from pytest_vram.errors import KeeperError
 from pytest_vram.keeper.core import Core, sampling
 from pytest_vram.keeper.messages import Closed, Figures, Share
 from pytest_vram.keeper.server import Server
-from pytest_vram.measure import PYTEST, Span
-from pytest_vram.readings import Measured, Reading, larger
+from pytest_vram.measure import PYTEST, TEST, UNKNOWN, Span
+from pytest_vram.readings import Measured, Reading
+from pytest_vram.readings import larger as larger_figure
 
 _KINDS = ("test", "phase", "request")
 _MOST_OVERLAPPED = 200
@@ -285,12 +286,12 @@ class Windows:
         if window.kind == "test":
             for server in window.servers.values():
                 for label, peak in server.boot_peak.items():
-                    backend[label] = larger([backend[label], peak]) if label in backend else peak
+                    backend[label] = _larger(backend[label], peak) if label in backend else peak
                     decided, figure = _with_boot(run.get(label), peak, server.label)
                     run[label] = figure
                     boot = boot or decided
                 if server.host_boot_peak is not None:
-                    host = larger([host, server.host_boot_peak]) if host is not None else server.host_boot_peak
+                    host = _larger(host, server.host_boot_peak) if host is not None else server.host_boot_peak
                 for phase in server.phases:
                     if phase.peak:
                         _merge(phases, phase.name, phase.peak)
@@ -315,13 +316,30 @@ class Windows:
         )
 
 
+def _larger(one: Measured, two: Measured) -> Measured:
+    """The larger figure; where it is inexact because of the smaller one, with the reasons of that."""
+    found = larger_figure([one, two])
+    if isinstance(one, Reading) and isinstance(two, Reading) and isinstance(found, Reading) and not found.exact:
+        notes = [
+            figure.note for figure in (one, two) if figure.note and (not figure.exact or figure.note == found.note)
+        ]
+        sampled = [figure for figure in (one, two) if not figure.exact]
+        found = msgspec.structs.replace(
+            found,
+            note="; ".join(dict.fromkeys(filter(None, notes))) or None,
+            interval_ms=found.interval_ms or sampled[0].interval_ms,
+            samples=found.samples or sampled[0].samples,
+        )
+    return found
+
+
 def _with_boot(run: Measured | None, boot: Measured, label: str) -> tuple[bool, Measured]:
     """The run's peak with a backend's boot peak, and whether the boot decided it."""
     if isinstance(boot, Reading):
         boot = msgspec.structs.replace(boot, scope="run", note="; ".join(filter(None, [f"boot of {label}", boot.note])))
     if run is None:
         return True, boot
-    figure = larger([run, boot])
+    figure = _larger(run, boot)
     decided = isinstance(run, Reading) and isinstance(boot, Reading) and boot.upper > run.upper
     return decided, figure
 
@@ -329,7 +347,7 @@ def _with_boot(run: Measured | None, boot: Measured, label: str) -> tuple[bool, 
 def _merge(phases: dict[str, dict[str, Measured]], name: str, peaks: dict[str, Measured]) -> None:
     table = phases.setdefault(name, {})
     for label, peak in peaks.items():
-        table[label] = larger([table[label], peak]) if label in table else peak
+        table[label] = _larger(table[label], peak) if label in table else peak
 
 
 def _shares(span: Span) -> list[Share]:
@@ -340,7 +358,7 @@ def _shares(span: Span) -> list[Share]:
             name=held.name,
             device=held.device,
             bytes=held.bytes,
-            backend=held.owner if held.owner not in ("test", PYTEST) else None,
+            backend=held.owner if held.owner not in (TEST, PYTEST, UNKNOWN) else None,
         )
         for held in found
     ]

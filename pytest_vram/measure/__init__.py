@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pytest_vram.measure.device import DeviceInfo
-from pytest_vram.measure.members import PYTEST, TEST, Member, Members
+from pytest_vram.measure.members import PYTEST, TEST, UNKNOWN, Member, Members
 from pytest_vram.measure.survey import host_probe, open_probes, survey
 from pytest_vram.measure.timeline import Peak, Rate, Span, Sums, Timeline
 
 __all__ = [
     "PYTEST",
     "TEST",
+    "UNKNOWN",
     "DeviceInfo",
     "Member",
     "Members",

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -14,12 +16,18 @@ from typing import NamedTuple
 FORKED_NOT_EXECUTED = 0x40
 #: ``PF_EXITING``: on its way out.
 EXITING = 0x4
+#: ``PF_KTHREAD``: a thread of the kernel.
+KERNEL_THREAD = 0x200000
 
 _LISTEN = "0A"
 
 
 class Stat(NamedTuple):
-    """The fields of ``/proc/PID/stat`` that are used here; ``start`` is field 22, in clock ticks since boot."""
+    """The fields of ``/proc/PID/stat`` that are used here; ``start`` is field 22, in clock ticks since boot.
+
+    ``image`` is where its program, stack and environment lie (fields 26, 28 and 50). A program that is executed gets
+    random places, and a fork keeps them: equal images are forks of one process. Empty where the kernel does not tell.
+    """
 
     pid: int
     name: str
@@ -28,6 +36,7 @@ class Stat(NamedTuple):
     session: int
     flags: int
     start: int
+    image: tuple[bytes, ...] = ()
 
 
 def read_stat(pid: int, proc: str = "/proc") -> Stat | None:
@@ -50,6 +59,8 @@ def read_stat(pid: int, proc: str = "/proc") -> Stat | None:
         session=int(fields[3]),
         flags=int(fields[6]),
         start=int(fields[19]),
+        # Zeros stand for what this user may not know.
+        image=(fields[23], fields[25], fields[47]) if len(fields) > 47 and fields[47] != b"0" else (),
     )
 
 
@@ -68,6 +79,80 @@ def alive(pid: int, start: int, proc: str = "/proc") -> bool:
     """Whether the process that began at ``start`` still runs; a zombie does not."""
     stat = read_stat(pid, proc)
     return stat is not None and stat.start == start and stat.state not in "ZX"
+
+
+def reset_mark(pid: int, proc: str = "/proc") -> bool:
+    """Set the high-water mark of a process back to what it holds now; whether that was possible."""
+    try:
+        fd = os.open(f"{proc}/{pid}/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        os.write(fd, b"5")
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def randomised(proc: str = "/proc") -> bool:
+    """Whether programs are put at random places, so that :attr:`Stat.image` tells one process from another."""
+    try:
+        with open(f"{proc}/sys/kernel/randomize_va_space") as stream:
+            return stream.read().strip() in ("1", "2")
+    except OSError:
+        return False
+
+
+def boot_clock() -> float:
+    """Seconds since the machine was started: the clock of :attr:`Stat.start`."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def age(stat: Stat) -> float:
+    """Seconds since a process was forked; right to one clock tick (10 ms)."""
+    return boot_clock() - stat.start / os.sysconf("SC_CLK_TCK")
+
+
+class Births:
+    """The kernel's counter of new processes and threads: while it stands still, there is no new process to look for.
+
+    The counter is the last field of ``/proc/loadavg``, the PID that was given out last. Sandboxes and containers may
+    lay a file of their own over it that does not count, so it is tried out first.
+    """
+
+    def __init__(self, proc: str = "/proc") -> None:
+        self._fd = -1
+        try:
+            fd = os.open(f"{proc}/loadavg", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return
+        if os.fstat(fd).st_dev != os.stat(proc).st_dev:
+            os.close(fd)
+            return
+        self._fd = fd
+        before = self.count()
+        thread = threading.Thread(target=int)
+        thread.start()
+        thread.join()
+        if before == self.count():
+            self.distrust()
+
+    def count(self) -> bytes | None:
+        """Equal to the last answer while nothing was born; ``None`` where that cannot be told."""
+        if self._fd < 0:
+            return None
+        try:
+            return os.pread(self._fd, 128, 0).rpartition(b" ")[2]
+        except OSError:
+            return None
+
+    def distrust(self) -> None:
+        """It was seen not to count."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
 
 
 def pids(proc: str = "/proc") -> list[int]:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from pytest_vram.measure.members import PYTEST, Member, Members
+from pytest_vram.measure.members import PYTEST, TEST, UNKNOWN, Member, Members
 from pytest_vram.measure.probes import Figure, HostProbe, Probe, Snapshot
 from pytest_vram.readings import Measured, Reading, Unmeasurable
 
@@ -25,8 +25,12 @@ from pytest_vram.readings import Measured, Reading, Unmeasurable
 STALE = 1 << 20
 _KEPT_INTERVALS = 4096
 _MOST_SHARES = 256
+#: Nanoseconds between two looks, at ticks, for processes that left the tree; at boundaries there is always one.
+_LOOK = 100_000_000
+_MOST_DOUBTS = 3
 
 NOTHING_SEEN = "no process of this run besides pytest (one that lived shorter than a sampling interval is not seen)"
+_NESTED = "another run of this plugin goes on within this one and sets high-water marks back as well"
 _DISTURBED = (
     "a high-water mark fell between two reads: a process executed another program, or another tool sets marks back"
 )
@@ -46,7 +50,7 @@ class Sums(NamedTuple):
     :ivar held: sum at this moment. :ivar top: largest single mark. :ivar marks: sum of the marks of this epoch.
     :ivar alive: processes that run. :ivar exact: every one had a mark. :ivar ended: names of those that ended
         since the read before. :ivar disturbed: some mark fell without a reset. :ivar fault: why some figure is
-        missing.
+        missing. :ivar doubts: other reasons why something may be missing in it.
     """
 
     held: int
@@ -58,12 +62,13 @@ class Sums(NamedTuple):
     ended: tuple[str, ...] = ()
     disturbed: bool = False
     fault: str | None = None
+    doubts: tuple[str, ...] = ()
 
 
 class Peak:
     """The peak of one group of processes on one device over one span."""
 
-    __slots__ = ("_disturbed", "_ended", "_exact", "_fault", "_high", "_low", "_seen")
+    __slots__ = ("_disturbed", "_doubts", "_ended", "_exact", "_fault", "_high", "_low", "_seen")
 
     def __init__(self) -> None:
         self._low = 0
@@ -72,12 +77,16 @@ class Peak:
         self._exact = True
         self._disturbed = False
         self._ended: list[str] = []
+        self._doubts: list[str] = []
         self._fault: str | None = None
 
     def fold(self, sums: Sums) -> None:
         """Take in one read."""
         if sums.fault is not None:
             self._fault = self._fault or sums.fault
+        for doubt in sums.doubts:
+            if len(self._doubts) < _MOST_DOUBTS and doubt not in self._doubts:
+                self._doubts.append(doubt)
         if sums.alive or sums.ended:
             self._seen = True
             self._low = max(self._low, sums.held, sums.top)
@@ -102,7 +111,8 @@ class Peak:
             notes.append(reason or "the peak is the largest sample")
         if self._disturbed:
             notes.append(_DISTURBED)
-        exact = self._seen and self._exact and not self._ended and not self._disturbed
+        notes += self._doubts
+        exact = self._seen and self._exact and not (self._ended or self._disturbed or self._doubts)
         interval = self._high > self._low
         sampled = not exact or interval
         return Reading(
@@ -116,6 +126,10 @@ class Peak:
             samples=rate.samples if sampled else None,
             note="; ".join(notes) or None,
         )
+
+
+def _named(member: Member) -> str:
+    return f"{member.name}, PID {member.pid}"
 
 
 class Held(NamedTuple):
@@ -196,7 +210,7 @@ class _Line:
             count += 1
             exact = exact and figure.mark is not None
             disturbed = disturbed or figure.disturbed
-        names = tuple(f"{member.name}, PID {member.pid}" for member in ended)
+        names = tuple(map(_named, ended))
         return Sums(held, top, marks, now, count, exact, names, disturbed, fault)
 
     def whole(self) -> Sums:
@@ -222,6 +236,7 @@ class Timeline:
         self._all = self._lines if hosts else [*self._lines, self._host]
         self._spans: set[Span] = set()
         self._intervals: deque[tuple[int, int]] = deque(maxlen=_KEPT_INTERVALS)
+        self._looked = 0
         self.ticks = 0
         self.last_tick: int | None = None
 
@@ -249,7 +264,10 @@ class Timeline:
 
     def _read(self, now: int, *, reset: bool) -> None:
         members = self.members
-        members.scan()
+        look = reset or now - self._looked >= _LOOK
+        if look:
+            self._looked = now
+        members.scan(look=look)
         if reset and members.has_young():
             # A window must not close before a process that was forked a moment ago is counted.
             members.scan()
@@ -261,7 +279,7 @@ class Timeline:
         ended = members.ended()
         for span in self._spans:
             self._fold(span)
-        if reset or ended or self._stale():
+        if reset or ended or members.late or self._stale():
             for line in self._all:
                 line.probe.reset()
                 line.new_epoch()
@@ -287,14 +305,31 @@ class Timeline:
             return Sums(0, 0, 0, 0, 0, True, fault=f"{line.probe.info.name} does not say what one process holds")
         ended = self.members.ended()
         if scope == "run":
-            return line.group(self.members.run(), [member for member in ended if member.owner != PYTEST])
+            sums = line.group(self.members.run(), [member for member in ended if member.owner != PYTEST])
+            return sums._replace(doubts=self._doubts())
         if scope == "backend":
-            return line.group(self.members.group(owners), [member for member in ended if member.owner in owners])
+            sums = line.group(self.members.group(owners), [member for member in ended if member.owner in owners])
+            return sums._replace(doubts=self._unclaimed()) if owners else sums
         return line.group([pid] if pid is not None else [], [])
+
+    def _doubts(self) -> tuple[str, ...]:
+        """Why the run may hold, or have held, more than its processes show."""
+        found = [
+            f"{_named(member)} had left the process tree and was found late: what it held before is not known"
+            for member in self.members.late
+        ]
+        if self.members.nested:
+            found.append(_NESTED)
+        return tuple(found)
+
+    def _unclaimed(self) -> tuple[str, ...]:
+        """Processes of some backend, nobody knows of which."""
+        found = [*self.members.of(UNKNOWN), *(member for member in self.members.ended() if member.owner == UNKNOWN)]
+        return tuple(f"{_named(member)} is of some backend, unknown which, and not counted here" for member in found)
 
     def _of_whole_device(self, line: _Line, owners: frozenset[str]) -> Sums:
         """A device without figures by process: its whole figure is the backend's when no other backend runs."""
-        others = {member.owner for member in self.members.all()} - owners - {PYTEST, "test"}
+        others = {member.owner for member in self.members.all()} - owners - {PYTEST, TEST}
         if others:
             reason = (
                 f"{line.probe.info.name} does not say who holds its memory, and {', '.join(sorted(others))} ran"

@@ -13,7 +13,7 @@ from pytest_vram.readings import Reading
 class PaperMembers(Members):
     """Members that a test adds and removes by hand."""
 
-    def scan(self) -> None:
+    def scan(self, *, look: bool = True) -> None:
         """Nothing to look at."""
 
     def join(self, pid: int, owner: str = TEST) -> None:

@@ -218,6 +218,79 @@ def test_orphans_of_servers_are_adopted(machine: Machine) -> None:
     assert found.group(frozenset()) == []
 
 
+def test_a_double_fork_within_one_look(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon keeps the owner that it was first seen with, when its parents are gone at the next look."""
+    monkeypatch.setattr(procfs, "shares_memory", lambda pid, parent: False)
+    found = members(machine, adopter=lambda stat: None)
+    machine.add(500, 50)
+    found.adopt(500, "agent#1")
+    for pid, parent in ((600, 500), (601, 600), (602, 601)):
+        machine.add(pid, parent, flags=procfs.FORKED_NOT_EXECUTED)
+    found.scan()
+    machine.remove(600)
+    machine.remove(601)
+    machine.add(602, 50)
+    found.scan()
+    assert [member.pid for member in found.of("agent#1")] == [500, 602]
+
+
+def test_a_child_whose_parent_ended_between_two_files(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process whose parent vanished during the look is no stranger; it is settled at the next look."""
+    found = members(machine, adopter=lambda stat: "agent#1")
+    machine.add(500, 50)
+    found.adopt(500, "agent#1")
+    machine.add(600, 500)
+    machine.add(601, 600)
+    real = procfs.read_stat
+    monkeypatch.setattr(procfs, "read_stat", lambda pid, proc: None if pid == 600 else real(pid, proc))
+    found.scan()
+    assert found.get(601) is None
+    assert found.has_young()
+    monkeypatch.undo()
+    machine.remove(600)
+    machine.add(601, 50)
+    found.scan()
+    assert not found.has_young()
+    assert [member.pid for member in found.of("agent#1")] == [500, 601]
+
+
+def test_strays(machine: Machine) -> None:
+    """What left the tree is found by its marker, when it is younger than the run; its children come with it."""
+    marked = {300, 400}
+    machine.add(400, 1, start=5)
+    found = members(machine, marked=lambda stat: stat.pid in marked)
+    found.adopt(100, PYTEST)
+    machine.add(300, 1, start=2000)
+    machine.add(301, 300, start=2000)
+    machine.add(302, 1, start=2000)
+    found.scan()
+    assert sorted(member.pid for member in found.of("test")) == [300, 301]
+    assert [member.pid for member in found.late] == [300]
+    machine.add(303, 302)
+    found.scan()
+    assert sorted(found.run()) == [300, 301]
+    machine.remove(300)
+    found.scan()
+    assert [member.pid for member in found.ended()] == [300]
+
+
+def test_births_are_counted() -> None:
+    """The kernel's counter moves with each new process, and a file that does not count is not believed."""
+    births = procfs.Births()
+    before = births.count()
+    assert before is not None
+    subprocess.run(["/bin/true"], check=True)
+    assert births.count() != before
+    births.distrust()
+    assert births.count() is None
+
+
+def test_a_counter_that_stands_still(tmp_path: Path) -> None:
+    """Where the counter is a constant, as in sandboxes, there is none."""
+    (tmp_path / "loadavg").write_text("0.00 0.00 0.00 0/0 0\n")
+    assert procfs.Births(str(tmp_path)).count() is None
+
+
 def test_a_worker_that_introduces_itself(machine: Machine) -> None:
     """A worker counted as a test's child becomes pytest's own; its children go on counting."""
     found = members(machine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_vram.measure import PYTEST, Timeline
+from pytest_vram.measure import PYTEST, UNKNOWN, Timeline
 from pytest_vram.measure.timeline import STALE
 from pytest_vram.readings import Measured, Reading, Unmeasurable
 from tests.unit.measure_kit import PaperMembers, PaperProbe
@@ -219,6 +219,33 @@ def test_a_mark_that_fell_is_told(machine: Machine) -> None:
     peak = reading(machine.timeline.peaks(span, "run")["host"])
     assert (peak.bytes, peak.exact) == (60 * MB, False)
     assert "another tool sets marks back" in (peak.note or "")
+
+
+def test_an_orphan_of_an_unknown_backend(machine: Machine) -> None:
+    """It counts for the run; a backend's figure may miss it, and says so."""
+    machine.start(1, 10 * MB, "agent#1")
+    span = machine.timeline.open(machine.boundary(), ["agent#1"])
+    machine.start(2, 90 * MB, UNKNOWN)
+    machine.boundary()
+    run = reading(machine.timeline.peaks(span, "run")["host"])
+    assert (run.bytes, run.exact, run.note) == (100 * MB, True, None)
+    backend = reading(machine.timeline.peaks(span, "backend")["host"])
+    assert (backend.bytes, backend.exact) == (10 * MB, False)
+    assert backend.note == "p2, PID 2 is of some backend, unknown which, and not counted here"
+
+
+def test_a_process_that_was_found_late(machine: Machine) -> None:
+    """The window in which it was found is not exact; the next one is."""
+    span = machine.timeline.open(machine.boundary())
+    machine.start(2, 90 * MB)
+    machine.members.late.extend(machine.members.all())
+    machine.tick()
+    later = machine.timeline.open(machine.boundary())
+    machine.boundary()
+    found = reading(machine.timeline.peaks(span, "run")["host"])
+    assert (found.bytes, found.exact) == (90 * MB, False)
+    assert "p2, PID 2 had left the process tree and was found late" in (found.note or "")
+    assert reading(machine.timeline.peaks(later, "run")["host"]).exact
 
 
 def test_now_and_held(machine: Machine) -> None:
