@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import hashlib
 import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from pytest_vram.backends import store
+from pytest_vram.backends.words import said
 from pytest_vram.errors import BadSpec, EngineNotFound
 from pytest_vram.spec import OptionValue
 
@@ -145,21 +150,69 @@ def _flag(head: str, continued: str) -> Flag | None:
     )
 
 
-_read: dict[tuple[str, int, int], Help] = {}
+class _Printed(msgspec.Struct, frozen=True, kw_only=True):
+    """A help as it is kept: what was printed, which any version of this package can read."""
+
+    binary: str
+    text: str
+
+
+_read: dict[str, Help] = {}
 
 
 def help_of(binary: Path) -> Help:
-    """What ``binary --help`` says, asked once per file in this process.
+    """What ``binary --help`` says, asked once per build on this machine and kept in the cache folder.
+
+    A process that is started in every run would be a part of what the run's first test is measured by.
 
     :raises EngineNotFound: it cannot be run, does not answer within :data:`HELP_TIMEOUT` seconds, or lists no option.
     """
     try:
-        status = binary.stat()
+        identity = _identity(binary)
+        with binary.open("rb") as stream:
+            program = stream.read(4) == b"\x7fELF"
     except OSError as error:
         raise EngineNotFound(f"{binary} cannot be used: {error.strerror}") from None
-    key = (str(binary), status.st_mtime_ns, status.st_size)
-    if key in _read:
-        return _read[key]
+    if identity in _read:
+        return _read[identity]
+    # A script stays the same when the program that it starts is another one.
+    kept = store.cache_folder() / "help" / f"{identity}.json" if program else None
+    found = _known(binary, kept)
+    if found is None:
+        text, code = _ask(binary)
+        found = parse(str(binary), text)
+        if not found.knows("model"):
+            from pytest_vram.backends.smoke import in_words
+
+            raise EngineNotFound(
+                f"{binary} --help ({in_words(code)}) lists no option --model, so it is not a llama-server;"
+                f" it said: {said(text, 200) or 'nothing'}"
+            )
+        _keep(kept, _Printed(binary=str(binary), text=text))
+    _read[identity] = found
+    return found
+
+
+def _identity(binary: Path) -> str:
+    """Path, size and time of the binary and of the libraries beside it, which hold most of today's builds.
+
+    :raises OSError: it is not there.
+    """
+    real = binary.resolve(strict=True)
+    parts = [str(real)]
+    for path in (real, *sorted(real.parent.glob("*.so*"))):
+        try:
+            status = path.stat()
+        except OSError:
+            if path == real:
+                raise
+            continue  # a link that leads nowhere
+        parts.append(f"{path.name}|{status.st_size}|{status.st_mtime_ns}")
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+
+
+def _ask(binary: Path) -> tuple[str, int]:
+    """What the binary prints for ``--help``, and its exit code."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_ARG_")}
     try:
         done = subprocess.run(
@@ -176,18 +229,35 @@ def help_of(binary: Path) -> Help:
         ) from None
     except OSError as error:
         raise EngineNotFound(f"{binary} cannot be run: {error.strerror}") from None
-    text = (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace")
-    found = parse(str(binary), text)
-    if not found.knows("model"):
-        from pytest_vram.backends.smoke import in_words
+    return (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace"), done.returncode
 
-        said = " ".join(text.split())[:200] or "nothing"
-        raise EngineNotFound(
-            f"{binary} --help ({in_words(done.returncode)}) lists no option --model, so it is not a llama-server;"
-            f" it said: {said}"
-        )
-    _read[key] = found
-    return found
+
+def _known(binary: Path, kept: Path | None) -> Help | None:
+    """The help that an earlier run kept; ``None`` where there is none that can be used."""
+    if kept is None:
+        return None
+    try:
+        printed = msgspec.json.decode(kept.read_bytes(), type=_Printed)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    found = parse(str(binary), printed.text)
+    return found if found.knows("model") else None
+
+
+def _keep(path: Path | None, printed: _Printed) -> None:
+    """Keep a help for later runs; a folder that cannot be written costs them the question, no more."""
+    if path is None:
+        return
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(msgspec.json.encode(printed))
+            Path(temporary).replace(path)
+        except OSError:
+            Path(temporary).unlink(missing_ok=True)
+            raise
 
 
 def to_argv(

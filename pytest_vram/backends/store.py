@@ -133,7 +133,7 @@ def fetch_engine(say: Say) -> Path:
     with _alone(say):
         for place in binary.places():
             if place.path is not None and _survives(place.path, model, say):
-                return place.path
+                return _prepared(place.path)
         refused: list[str] = []
         for version in ENGINE_VERSIONS:
             target = cache_folder() / "engines" / "llama-server" / version
@@ -146,13 +146,22 @@ def fetch_engine(say: Say) -> Path:
                     refused.append(f"{version} could not be fetched: {error}")
                     continue
             if _survives(executable, model, say):
-                return executable
+                return _prepared(executable)
             result = smoke_result(executable)
             refused.append(f"{version} does not run here: {result.reason if result else 'it timed out'}")
         raise EngineNotFound(
             f"no prebuilt llama-server could be made to run here: {'; '.join(refused)};"
             " install llama.cpp so that `llama-server` is on PATH, or set `binary` in [backend.NAME]"
         )
+
+
+def _prepared(executable: Path) -> Path:
+    """The binary, with its help kept, so that no run has to ask for it."""
+    from pytest_vram.backends import flags
+
+    with contextlib.suppress(EngineNotFound):  # the run that needs it says so
+        flags.help_of(executable)
+    return executable
 
 
 def _survives(executable: Path, model: Path, say: Say) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,14 +128,82 @@ def test_help_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyP
         flags.help_of(program)
 
 
-def test_help_is_asked_once_per_file(tmp_path: Path) -> None:
-    """The help of an unchanged binary is read once, and again when the file changes."""
-    program = tmp_path / "server"
-    count = tmp_path / "count"
-    program.write_text(f"#!/bin/sh\necho x >> {count}\necho '--model F     path'\n")
+class Binary:
+    """A program that cannot be run here, and answers for it."""
+
+    def __init__(self, path: Path, content: bytes) -> None:
+        self.path = path
+        self.asked = 0
+        path.write_bytes(content)
+
+    def run(self, argv: list[str], **settings: Any) -> subprocess.CompletedProcess[bytes]:
+        assert argv == [str(self.path), "--help"]
+        self.asked += 1
+        return subprocess.CompletedProcess(argv, 0, b"-m, --model FNAME  model path\n", b"")
+
+    def ask(self) -> flags.Help:
+        """Ask as another process would, which has not asked yet."""
+        flags._read.clear()
+        return flags.help_of(self.path)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of its own."""
+    monkeypatch.setenv("PYTEST_VRAM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(flags, "_read", {})
+    return tmp_path / "cache" / "help"
+
+
+def test_help_is_asked_once_per_build(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later runs read the help from the cache; a new binary, or a new library beside it, is asked anew."""
+    binary = Binary(tmp_path / "llama-server", b"\x7fELF one")
+    monkeypatch.setattr(subprocess, "run", binary.run)
+    assert binary.ask() == binary.ask()
+    assert flags.help_of(binary.path).knows("model")
+    assert binary.asked == 1
+    assert len(list(cache.iterdir())) == 1
+    (tmp_path / "libgone.so").symlink_to("nowhere")
+    (tmp_path / "libllama.so.0").write_bytes(b"x")
+    binary.ask()
+    binary.path.write_bytes(b"\x7fELF another")
+    binary.ask()
+    assert binary.asked == 3
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"binary": "x", "text": "hello"}'])
+def test_damaged_cache_is_asked_anew_and_mended(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes
+) -> None:
+    """A kept help that cannot be read, or is none, costs one question."""
+    binary = Binary(tmp_path / "llama-server", b"\x7fELF one")
+    monkeypatch.setattr(subprocess, "run", binary.run)
+    binary.ask()
+    (kept,) = cache.iterdir()
+    kept.write_bytes(damage)
+    assert binary.ask().knows("model")
+    assert binary.ask().knows("model")
+    assert binary.asked == 2
+
+
+def test_help_needs_no_cache(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the cache folder cannot be made the help is asked each time; nothing else changes."""
+    cache.parent.write_text("a file")
+    binary = Binary(tmp_path / "llama-server", b"\x7fELF one")
+    monkeypatch.setattr(subprocess, "run", binary.run)
+    assert binary.ask().knows("model")
+    assert binary.ask().knows("model")
+    assert binary.asked == 2
+
+
+def test_script_is_asked_in_every_process(tmp_path: Path, cache: Path) -> None:
+    """A script may start another program tomorrow, so its help is kept for this process only."""
+    program = tmp_path / "wrapper"
+    program.write_text("#!/bin/sh\necho asked >> \"$0.count\"\necho '-m, --model FNAME  model path'\n")
     program.chmod(0o755)
     first = flags.help_of(program)
     assert flags.help_of(program) is first
-    program.write_text(program.read_text() + "echo '--other N     more'\n")
-    assert flags.help_of(program).knows("other")
-    assert count.read_text() == "x\nx\n"
+    flags._read.clear()
+    assert flags.help_of(program) == first
+    assert (tmp_path / "wrapper.count").read_text() == "asked\n" * 2
+    assert not cache.exists()
