@@ -101,6 +101,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     :ivar engine: engine's name; chooses the boot-log grammar.
     :ivar argv: command; empty for ``attach``.
     :ivar env: additions to the environment.
+    :ivar unset: beginnings of names of variables that the server does not inherit; ``env`` may set them all the same.
     :ivar secret_env: variable that receives the random key of this server, or ``None`` when it takes none.
     :ivar url: base URL with ``{port}`` where the port is read back, e.g. ``http://127.0.0.1:{port}``; without it
         the port is fixed.
@@ -116,6 +117,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     argv: list[str] = []
     env: dict[str, str] = {}
+    unset: list[str] = []
     cwd: str = "."
     secret_env: str | None = None
     api_key: str | None = None

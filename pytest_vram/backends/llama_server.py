@@ -18,7 +18,11 @@ from pytest_vram.spec import BackendSpec, LaunchPlan, OptionValue
 VERBOSITY = 4
 PORT_PATTERN = r"listening on https?://[^\s/]*:(\d+)"
 
+#: Variables of the user's shell that would change the deployment behind the spec's back, such as LLAMA_ARG_CTX_SIZE.
+VARIABLES = "LLAMA_"
+
 _OWN = "pytest-vram sets it itself"
+_KEY = f"{_OWN}, a random one for each server, which tests find in `vram_backend.api_key`"
 REFUSED: dict[str, str] = {
     "model": "write model = … in [backend.NAME]",
     "model-url": "nothing is fetched while tests run: put the file on this machine and set `model`",
@@ -27,8 +31,8 @@ REFUSED: dict[str, str] = {
     "models-dir": "one backend is one model, whose memory is explained: set `model`",
     "models-preset": "one backend is one model, whose memory is explained: set `model`",
     "host": f"{_OWN} to 127.0.0.1: servers under test are not reachable from outside",
-    "api-key": f"{_OWN} through the environment (arguments are public): set `api_key` in [backend.NAME]",
-    "api-key-file": f"{_OWN} through the environment: set `api_key` in [backend.NAME]",
+    "api-key": _KEY,
+    "api-key-file": _KEY,
     "api-prefix": "readiness and properties are read from the server's root",
     "ssl-key-file": "the server is reachable from this machine only and spoken to in plain HTTP",
     "ssl-cert-file": "the server is reachable from this machine only and spoken to in plain HTTP",
@@ -79,6 +83,7 @@ class LlamaServer(Engine):
             engine=self.name,
             argv=argv,
             env=environment,
+            unset=[VARIABLES],
             cwd=spec.base,
             secret_env=None if key is not None else "LLAMA_API_KEY",
             api_key=key,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -143,7 +144,21 @@ class RunningBackend:
     def _read_log(self) -> Boot:
         if not self.running.log:
             return bootlog.without_evidence(self.engine, "this run has no log of a server that it did not start")
-        return bootlog.read_own(self.log, engine=self.engine, patterns=self.plan.log_patterns)
+        boot = bootlog.read_own(self.log, engine=self.engine, patterns=self.plan.log_patterns)
+        if not (kept := self.kept_from_it):
+            return boot
+        note = (
+            f"kept from the server, whose settings are the spec's: {', '.join(kept)} of the environment (write what it"
+            f" sets into `options` or `env` of [backend.{self.name}])"
+        )
+        return msgspec.structs.replace(boot, warnings=(note, *boot.warnings))
+
+    @property
+    def kept_from_it(self) -> list[str]:
+        """Names of variables of the environment that its engine does not let it inherit; the spec's ``env`` counts."""
+        plan = self.plan
+        own = {*plan.env, plan.secret_env}
+        return sorted(name for name in os.environ if name.startswith(tuple(plan.unset)) and name not in own)
 
     @property
     def ledger(self) -> Ledger:

@@ -73,6 +73,23 @@ def test_stranger_without_the_key_is_refused(run: Any) -> None:
         client.chat("hi", max_tokens=1)
 
 
+def test_users_shell_does_not_change_the_deployment(
+    monkeypatch: pytest.MonkeyPatch, rehearse: Start, spec: Start, tiny: Shape
+) -> None:
+    """A setting in the environment is kept from the server and named; the same variable in the spec's `env` counts."""
+    monkeypatch.setenv("LLAMA_ARG_UBATCH", "32")
+    monkeypatch.setenv("LLAMA_API_KEY", "of-the-user")
+    run = rehearse(spec("tiny.gguf", options={"ctx-size": 512}))
+    backend = run.pool.acquire(run.pool.spec())
+    assert backend.boot.facts["ubatch"] == 512
+    assert backend.kept_from_it == ["LLAMA_ARG_UBATCH"]
+    assert "LLAMA_ARG_UBATCH" in backend.boot.warnings[0]
+    assert backend.api_key != "of-the-user"
+    meant = run.pool.acquire(run.pool.spec(env={"LLAMA_ARG_UBATCH": "64"}))
+    assert meant.boot.facts["ubatch"] == 64
+    assert meant.kept_from_it == []
+
+
 def test_prompt_over_the_context_is_refused_in_the_servers_words(run: Any) -> None:
     """A prompt longer than the context is an error with the server's own sentence, never a silent cut."""
     backend = run.pool.acquire(run.pool.spec())

@@ -100,6 +100,7 @@ def test_plan_listens_on_loopback_and_prints_buffers(llama: Any, server: Path, t
         *("--ctx-size", "4096", "--verbosity", "4", "--no-ui"),
     ]
     assert plan.secret_env == "LLAMA_API_KEY"
+    assert plan.unset == ["LLAMA_"]
     assert plan.url == "http://127.0.0.1:{port}"
     assert plan.health == "/health"
 
@@ -137,7 +138,7 @@ def test_model_is_put_where_the_run_measures(llama: Any) -> None:
     ("changes", "words"),
     [
         ({"options": {"host": "0.0.0.0"}}, "127.0.0.1"),
-        ({"options": {"api-key": "x"}}, "api_key"),
+        ({"options": {"api-key": "x"}}, "a random one for each server, which tests find in `vram_backend.api_key`"),
         ({"options": {"port": 70000}}, "65535"),
         ({"options": {"verbosity": 3}}, "must be 4 or more"),
         ({"options": {"ctx-sizes": 3}}, "did you mean 'ctx-size'"),

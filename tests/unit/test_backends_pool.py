@@ -173,6 +173,20 @@ def test_backend_without_a_log_has_no_evidence(pool: Pool, keeper: Keeper) -> No
     assert "did not start" in backend.boot.warnings[0]
 
 
+def test_variables_that_were_kept_back_are_named(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the engine does not let a server inherit is a warning of its boot; the spec's own variables are not."""
+    monkeypatch.setenv("A", "2")
+    monkeypatch.setenv("AB_CTX", "8")
+    assert pool.acquire(pool.spec()).kept_from_it == []
+    backend = pool.acquire(pool.spec(boot_timeout=9))
+    backend.plan = msgspec.structs.replace(backend.plan, unset=["A"], secret_env="AB_KEY")
+    monkeypatch.setenv("AB_KEY", "k")
+    assert "AB_CTX" in backend.kept_from_it
+    assert not {"A", "AB_KEY"} & set(backend.kept_from_it)
+    assert "AB_CTX" in backend.boot.warnings[0]
+    assert "`env` of [backend.agent]" in backend.boot.warnings[0]
+
+
 def test_capabilities_that_are_missing_are_named(pool: Pool) -> None:
     """Missing capabilities are listed in order; a name that is none is a mistake of the caller."""
     backend = pool.acquire(pool.spec())
