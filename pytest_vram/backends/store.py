@@ -237,7 +237,7 @@ def _installer(argv: list[str], name: str) -> None:
     )
     if offline is not None:
         raise _FetchFailed(f"the package index cannot be reached ({offline[0].lower()}): is there a network?")
-    if "No matching distribution" in done.stderr or "no wheels with a matching" in done.stderr:
+    if re.search("No matching distribution|no wheels with a matching|there is no version of", done.stderr):
         here = f"{platform.system()} {platform.machine()}"
         raise _FetchFailed(f"the package index has no {name} for {here} (the installer says: {errors[-1][:200]})")
     raise _FetchFailed(f"the installer says: {errors[-1][:300]}")

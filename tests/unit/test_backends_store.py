@@ -177,6 +177,9 @@ def test_no_network_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> Non
         ("ERROR: No matching distribution found for x==1", "has no x for"),
         ("ERROR: disk full\nnote: more", "ERROR: disk full"),
         ("", "gave no reason"),
+        ("error: Request failed\n  cause: tcp connect error\n  cause: Connection refused (os error 111)", "a network"),
+        ("error: No solution found\n  cause: Because there is no version of x==1 and you require", "has no x for"),
+        ("error: No solution found\n  cause: Because x==1 has no wheels with a matching platform tag", "has no x for"),
     ],
 )
 def test_installers_complaint_becomes_a_clause(tmp_path: Path, error: str, words: str) -> None:
@@ -187,6 +190,22 @@ def test_installers_complaint_becomes_a_clause(tmp_path: Path, error: str, words
     with pytest.raises(BackendError) as caught:
         store._installer([str(program)], "x")
     assert words in str(caught.value)
+
+
+def test_uv_stands_in_where_there_is_no_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an environment without pip the package is unpacked by uv; without either, the message names both."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BackendError, match="neither pip .* nor uv"):
+        store._obtain("x", "1", tmp_path)
+    program = tmp_path / "uv"
+    program.write_text(f'#!/bin/sh\nfor last; do :; done\n/bin/mkdir -p "$last"\necho "$@" > {tmp_path}/asked\n')
+    program.chmod(0o755)
+    tree = store._obtain("x", "1", tmp_path)
+    assert tree.is_dir()
+    asked = (tmp_path / "asked").read_text()
+    assert asked.startswith(f"pip install --quiet --python {sys.executable} x==1 --no-deps --only-binary :all:")
+    assert asked.endswith(f"--target {tree}\n")
 
 
 def test_interrupted_fetch_leaves_no_half_cache(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
