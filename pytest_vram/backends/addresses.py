@@ -15,10 +15,25 @@ def root_of(url: str, what: str) -> str:
     """
     try:
         split = urlsplit(url)
-        right = split.scheme in ("http", "https") and bool(split.hostname) and split.port != 0
+        right = _is_one_word(url) and split.scheme in ("http", "https") and bool(split.hostname) and split.port != 0
     except ValueError:
         right = False
     if not right:
         raise BadSpec(f"{what} is not a URL: write one such as http://127.0.0.1:8080, not {url!r}")
     root = url.rstrip("/")
     return root.removesuffix("/v1").rstrip("/")
+
+
+def path_of(path: str, what: str) -> str:
+    """A path of a server, as it was written.
+
+    :param what: where it was written, for messages.
+    :raises BadSpec: it does not begin with a slash, or holds a blank or a control character, which would end it.
+    """
+    if not path.startswith("/") or not _is_one_word(path):
+        raise BadSpec(f"{what} must be a path such as /health or a whole URL, not {path!r}")
+    return path
+
+
+def _is_one_word(text: str) -> bool:
+    return text.isprintable() and " " not in text

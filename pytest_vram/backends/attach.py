@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import psutil
 
-from pytest_vram.backends.addresses import root_of
+from pytest_vram.backends.addresses import path_of, root_of
 from pytest_vram.backends.base import Engine, PlanContext, refuse_foreign_keys
 from pytest_vram.backends.keys import api_key
 from pytest_vram.errors import BadSpec
@@ -42,8 +42,8 @@ class Attach(Engine):
         health = spec.health or HEALTH
         if "://" in health:
             root_of(health, f"`health` of {where}")
-        elif not health.startswith("/"):
-            raise BadSpec(f"`health` of {where} must be a path such as {HEALTH} or a whole URL, not {spec.health!r}")
+        else:
+            path_of(health, f"`health` of {where}")
         return LaunchPlan(
             name=spec.name,
             engine=self.name,

@@ -10,7 +10,7 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 from pytest_vram.backends import ports
-from pytest_vram.backends.addresses import root_of
+from pytest_vram.backends.addresses import path_of, root_of
 from pytest_vram.backends.base import Engine, PlanContext, refuse_foreign_keys
 from pytest_vram.backends.keys import api_key
 from pytest_vram.bootlog.boot import PHASES
@@ -34,6 +34,9 @@ class Command(Engine):
         """A plan for this command; everything that can be refused before it starts is refused here."""
         where = f"[backend.{spec.name}] in {spec.origin}"
         refuse_foreign_keys(spec, self.name, "argv", "health", "log_patterns", "url")
+        if spec.options:
+            names = ", ".join(map(repr, spec.options))
+            raise BadSpec(f"`options` of {where} mean nothing to a command: write {names} into `argv`")
         if not spec.argv:
             raise BadSpec(f'{where} has no `argv`: write the command as a list, such as ["python", "-m", "server"]')
         _check_patterns(spec, where)
@@ -123,8 +126,8 @@ def _health(spec: BackendSpec, where: str, port: int | None) -> str | None:
     health = _filled(spec.health, port)
     if "://" in health:
         root_of(health, f"`health` of {where}")
-    elif not health.startswith("/"):
-        raise BadSpec(f"`health` of {where} must be a path such as /health or a whole URL, not {spec.health!r}")
+    else:
+        path_of(health, f"`health` of {where}")
     return health
 
 

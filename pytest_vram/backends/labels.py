@@ -12,10 +12,13 @@ def relabelled(boot: Boot, context: PlanContext) -> Boot:
     """The boot with the run's labels in place of the reader's, which counts devices in the order of the log.
 
     A device of the log is one of the run when its name holds the run device's endpoint or name. One that the run
-    does not measure keeps its label, or takes the engine's own name where the run gives that label to another.
+    does not measure keeps its label, or takes the engine's own name where the run gives that label to another. Sizes
+    without a device (patterns of the ``command`` engine) are the host's where host memory is all that is measured.
     """
     run_labels = {device.label for device in context.devices}
     new: dict[str, str] = {}
+    if {device.kind for device in context.devices} == {"cpu"}:
+        new.update({entry.device: "host" for entry in boot.entries if entry.device not in boot.devices})
     for label, name in boot.devices.items():
         if label == "host":
             continue

@@ -111,9 +111,9 @@ class RunningBackend:
         return self.running.key
 
     @property
-    def log(self) -> Path:
-        """Log file of this generation."""
-        return Path(self.running.log)
+    def log(self) -> Path | None:
+        """Log file of this generation; ``None`` where this run did not start the server."""
+        return Path(self.running.log) if self.running.log else None
 
     @property
     def command(self) -> list[str]:
@@ -142,7 +142,7 @@ class RunningBackend:
         return self._boot
 
     def _read_log(self) -> Boot:
-        if not self.running.log:
+        if self.log is None:
             return bootlog.without_evidence(self.engine, "this run has no log of a server that it did not start")
         boot = bootlog.read_own(self.log, engine=self.engine, patterns=self.plan.log_patterns)
         if not (kept := self.kept_from_it):

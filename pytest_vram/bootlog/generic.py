@@ -2,8 +2,8 @@
 
 A pattern belongs to a phase: its first match begins the phase. It may hold named groups for sizes, spelled
 ``<bucket>_<unit>``, such as ``(?P<weights_mib>[\\d.]+)`` or ``(?P<kv_bytes>\\d+)``, and a group ``device`` with the
-engine's name of the device; without one the bytes are on ``gpu0``. Sizes of one bucket and device found again replace
-the earlier figure.
+engine's name of the device; without one the bytes are on ``gpu0``, which then has no name. Sizes of one bucket and
+device found again replace the earlier figure.
 """
 
 from __future__ import annotations

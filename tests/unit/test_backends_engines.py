@@ -355,6 +355,13 @@ def test_port_of_this_runs_own_server_is_kept(monkeypatch: pytest.MonkeyPatch) -
         ({"health": None}, BadSpec, "nothing says when it is ready"),
         ({"health": "health"}, BadSpec, "must be a path"),
         ({"health": "http://"}, BadSpec, "is not a URL"),
+        ({"health": "/a\r\nX: y"}, BadSpec, "must be a path"),
+        ({"health": "/a b"}, BadSpec, "must be a path"),
+        ({"url": "http://a b"}, BadSpec, "is not a URL"),
+        ({"url": "http://127.0.0.1:{port}/\n"}, BadSpec, "is not a URL"),
+        ({"options": {"ctx-size": 4}}, BadSpec, "`options`"),
+        ({"api_key": "a\nb"}, BadSpec, "no header can carry it"),
+        ({"api_key": "schl\u00fcssel"}, BadSpec, "no header can carry it"),
         ({"argv": [sys.executable]}, BadSpec, "where it listens"),
         ({"model": None}, BadSpec, "`model` is not set"),
         ({"argv": ["no-such-program-here", "{port}"]}, EngineNotFound, "is not on PATH"),
@@ -371,6 +378,7 @@ def test_command_that_cannot_work_is_refused(
     with pytest.raises(error, match=r"vram\.toml") as caught:
         engine("command").plan(command(tmp_path, **changes), PlanContext(run="r"))
     assert words in str(caught.value)
+    assert str(caught.value).isprintable()
 
 
 def test_attach_names_what_to_watch(tmp_path: Path) -> None:
@@ -384,6 +392,7 @@ def test_attach_names_what_to_watch(tmp_path: Path) -> None:
         ({"url": "http://h", "pid": os.getpid(), "process": "x"}, "both"),
         ({"url": "127.0.0.1:80", "process": "x"}, "is not a URL"),
         ({"url": "http://h", "process": "x", "options": {"a": 1}}, "`options`"),
+        ({"url": "http://h", "process": "x", "health": "/a\nb"}, "must be a path"),
         ({"url": "http://h", "pid": 2**22 + 1}, "no such process"),
     ]
     for changes, words in wrong:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from pytest_vram import bootlog
 from pytest_vram.backends import PlanContext, Pool
 from pytest_vram.backends.labels import relabelled
 from pytest_vram.backends.record import RequestRecord
@@ -171,6 +172,7 @@ def test_backend_without_a_log_has_no_evidence(pool: Pool, keeper: Keeper) -> No
     backend.running = msgspec.structs.replace(backend.running, log="")
     backend._boot = None
     assert "did not start" in backend.boot.warnings[0]
+    assert backend.log is None
 
 
 def test_variables_that_were_kept_back_are_named(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,3 +257,14 @@ def test_device_that_is_not_measured_never_takes_a_measured_label() -> None:
     on_host = relabelled(boot(gpu0="CUDA0", host="CPU"), PlanContext(devices=(HOST,)))
     assert on_host.devices == {"gpu0": "CUDA0", "host": "CPU"}
     assert msgspec.to_builtins(on_host.entries[0])["device"] == "gpu0"
+
+
+def test_sizes_without_a_device_are_the_hosts_where_only_it_is_measured() -> None:
+    """Patterns of a command that name no device explain host memory on cpu, and the first card elsewhere."""
+    patterns = {"weights": r"weights: (?P<weights_mib>[\d.]+)(?: on (?P<device>\w+))?"}
+    unnamed = bootlog.read("weights: 2.5 MiB\n", engine="command", patterns=patterns)
+    named = bootlog.read("weights: 2.5 on CUDA7\n", engine="command", patterns=patterns)
+    on_host = PlanContext(devices=(HOST,))
+    assert relabelled(unnamed, on_host).ledger().total() == {"host": 5 << 19}
+    assert relabelled(named, on_host).ledger().total() == {"gpu0": 5 << 19}
+    assert relabelled(unnamed, PlanContext()).ledger().total() == {"gpu0": 5 << 19}
