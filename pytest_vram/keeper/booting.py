@@ -9,12 +9,12 @@ import secrets
 import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from pytest_vram.bootlog import Failure, Follower
 from pytest_vram.errors import BadInput, BootFailed, BootTimeout
 from pytest_vram.keeper import health, processes
 from pytest_vram.keeper.core import Core
+from pytest_vram.keeper.logs import CappedLog, LogReader
 from pytest_vram.keeper.messages import BACKEND_MARK, RUN_MARK, BootPhase
 from pytest_vram.keeper.server import Server
 from pytest_vram.measure import Span, procfs
@@ -23,54 +23,6 @@ from pytest_vram.units import mib
 
 _ROUND = 0.01
 _BETWEEN_CHECKS = 0.02
-_MOST_READ = 1 << 20
-_LONGEST_LINE = 64 << 10
-
-
-class LogReader:
-    """Complete lines of a file that grows."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._fd = -1
-        self._offset = 0
-        self._rest = b""
-
-    def lines(self) -> list[str]:
-        """Lines that were completed since the last call, at most about a megabyte of them."""
-        if self._fd < 0:
-            try:
-                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                return []
-        try:
-            data = os.pread(self._fd, _MOST_READ, self._offset)
-        except OSError:
-            return []
-        if not data:
-            return []
-        self._offset += len(data)
-        *complete, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > _LONGEST_LINE:
-            complete.append(self._rest)
-            self._rest = b""
-        return [line.decode("utf-8", "replace").rstrip("\r") for line in complete]
-
-    def all_lines(self) -> list[str]:
-        """Everything up to the end, an unfinished last line included: for a process that has ended."""
-        found: list[str] = []
-        while more := self.lines():
-            found.extend(more)
-        if self._rest:
-            found.append(self._rest.decode("utf-8", "replace"))
-            self._rest = b""
-        return found
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
 
 class Boot:
@@ -164,7 +116,8 @@ class Boot:
     def _start(self) -> None:
         plan, server, core = self._plan, self._server, self._core
         assert server.log is not None
-        environment = {**os.environ, **plan.env, RUN_MARK: core.launch.run, BACKEND_MARK: server.label}
+        environment = {name: text for name, text in os.environ.items() if not name.startswith(tuple(plan.unset))}
+        environment |= {**plan.env, RUN_MARK: core.launch.run, BACKEND_MARK: server.label}
         if plan.secret_env is not None:
             server.api_key = secrets.token_urlsafe(24)
             environment[plan.secret_env] = server.api_key
@@ -182,7 +135,8 @@ class Boot:
         except ProcessLookupError:
             server.start = 0
         core.members.adopt(process.pid, server.label)
-        self._reader = LogReader(server.log)
+        server.capped = CappedLog(server.log)
+        self._reader = LogReader(server.log, server.capped)
 
     def _attach(self) -> None:
         plan, server, core = self._plan, self._server, self._core
@@ -471,7 +425,8 @@ def with_evidence(text: str, server: Server) -> str:
     last = processes.tail(server.log, secrets=server.secrets)
     message = " ".join(parts)
     if last:
-        return f"{message} Last lines of {server.log}:\n{last}"
+        cut = server.capped.words() if server.capped is not None else ""
+        return f"{message} Last lines of {server.log}{cut}:\n{last}"
     return message if server.log is None else f"{message} It wrote nothing to {server.log}."
 
 

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_vram.keeper.logs import CappedLog
 from pytest_vram.keeper.messages import BootPhase, Running
 from pytest_vram.keeper.processes import Watch
 from pytest_vram.measure import procfs
@@ -32,6 +33,7 @@ class Server:
         self.generation = generation
         self.label = f"{plan.name}#{generation}"
         self.log = log
+        self.capped: CappedLog | None = None
         self.state = "starting"
         self.process: subprocess.Popen[bytes] | None = None
         self.pid = 0

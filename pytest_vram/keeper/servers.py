@@ -10,12 +10,14 @@ from pytest_vram.errors import BackendDied, BackendError, BootFailed, KeeperErro
 from pytest_vram.keeper import processes
 from pytest_vram.keeper.booting import Boot, ending, with_evidence
 from pytest_vram.keeper.core import Core, file_name
+from pytest_vram.keeper.logs import MOST
 from pytest_vram.keeper.messages import Running
 from pytest_vram.keeper.server import Server
 from pytest_vram.keeper.turns import Turns
 from pytest_vram.keeper.windows import Window, Windows
 from pytest_vram.measure import procfs
 from pytest_vram.spec import LaunchPlan
+from pytest_vram.units import mib
 
 #: Starts of one plan that may fail in a row: a suite must not wait for the same boot timeout in every test.
 MOST_FAILURES = 3
@@ -86,6 +88,26 @@ class Servers:
     def reap(self) -> None:
         """Collect ended children."""
         processes.reap_orphans({server.pid: server.process for server in self._all() if server.process is not None})
+
+    def cut_logs(self) -> None:
+        """Keep the servers' logs from filling the disk."""
+        for server in self._all():
+            self._cut(server)
+
+    def _cut(self, server: Server) -> None:
+        log = server.capped
+        if log is None:
+            return
+        try:
+            first = log.look()
+        except OSError as error:
+            self._core.log("note", text=f"the log of backend {server.label} cannot be cut: {error.strerror}")
+            log.close()
+            server.capped = None
+            return
+        if first:
+            text = f"the log of backend {server.label} is over {mib(MOST)}: its beginning and its end are kept"
+            self._core.log("note", text=text, log=server.log.name if server.log else None)
 
     # ------------------------------------------------------------ starting
 
@@ -279,6 +301,13 @@ class Servers:
         if self._by_key.get(server.key) is server:
             del self._by_key[server.key]
         self._turns.pop(server.label, None)
+        capped = server.capped
+        if capped is not None:
+            self._cut(server)
+            capped.close()
+            if capped.left_out:
+                text = f"{mib(capped.left_out)} of the log of backend {server.label} were left out"
+                core.log("note", text=text, log=server.log.name if server.log else None)
         fields = server.journal_fields()
         if left:
             core.log("note", text=f"processes {left} of backend {server.label} did not end after SIGKILL")

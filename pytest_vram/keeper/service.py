@@ -138,6 +138,7 @@ class Service:
                 self.core.log("gap", late_ms=round(late * 1e3, 3))
                 due += late // period * period
             self.core.tick()
+            self.servers.cut_logs()
 
     def _controller_ended(self) -> None:
         self._controller_gone.set()

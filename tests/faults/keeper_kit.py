@@ -59,6 +59,12 @@ if "bare" in words:
             os.execve("/bin/sleep", ["sleep", "600"], {})
         os._exit(0)
     os.wait()
+for word in words:
+    if word.startswith("flood="):
+        for number in range(int(word[6:])):
+            os.write(1, b"%06d " % number + b"x" * 999_992 + b"\n")
+        time.sleep(0.3)
+        print("the last words", flush=True)
 said = port
 if "lie" in words:
     said, port = int(words[words.index("lie") + 1]), 0

@@ -17,6 +17,7 @@ import pytest
 
 from pytest_vram.errors import BackendDied, BackendError, BootFailed, BootTimeout
 from pytest_vram.keeper import KeeperClient
+from pytest_vram.keeper.logs import MOST
 from pytest_vram.keeper.messages import (
     Closed,
     EndTurn,
@@ -377,3 +378,21 @@ def test_peek_leaves_the_window_open(run: Run, client: KeeperClient) -> None:
     acquire(client, plan(f"hold={32 << 20}"), window)
     assert isinstance(client.call(Peek(window=window)), Closed)
     assert isinstance(closed(client, window), Closed)
+
+
+def test_a_flood_of_words(run: Run, client: KeeperClient) -> None:
+    """A server that writes without end fills neither the disk nor the message about its death."""
+    running = acquire(client, plan("flood=700"))
+    window = opened(client)
+    acquire(client, plan("flood=700"), window)
+    log = Path(running.log)
+    assert until(lambda: log.stat().st_size <= MOST)
+    assert log.read_bytes()[:20] == b"starting\n000000 xxxx"
+    os.kill(running.pid, signal.SIGSEGV)
+    assert until(lambda: bool(status(client).backends) is False)
+    (death,) = closed(client, window).deaths
+    assert "MiB in the middle of it are left out):" in death
+    assert "\n  the last words\n" in death
+    notes = [line["text"] for line in run.journal("note")]
+    assert [note for note in notes if "is over 256 MiB" in note or "256.0 MiB" in note]
+    assert [note for note in notes if "were left out" in note]

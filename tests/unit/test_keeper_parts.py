@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from pytest_vram.errors import BackendDied, RequestTimeout
 from pytest_vram.keeper import health, wire
-from pytest_vram.keeper.booting import LogReader
 from pytest_vram.keeper.core import file_name
+from pytest_vram.keeper.logs import CappedLog, LogReader
 from pytest_vram.keeper.messages import LARGEST, Acquire, Done, Failed, Hello, Note, Status
 from pytest_vram.keeper.processes import Watch, exit_words, tail
 from pytest_vram.keeper.turns import Turns
@@ -117,6 +117,64 @@ def test_log_reader(tmp_path: Path) -> None:
         assert [len(line) for line in reader.lines()] == [65 << 10]
     reader.close()
     reader.close()
+
+
+def test_log_reader_of_a_flood(tmp_path: Path) -> None:
+    """A log is followed in pieces; where it runs ahead, or was cut, its last lines are what counts."""
+    path = tmp_path / "log"
+    text = b"".join(b"%07d\n" % number for number in range(500_000)) + b"last"
+    path.write_bytes(text)
+    reader = LogReader(path)
+    assert len(reader.lines()) == 16 << 10
+    assert reader.lines()[0] == "0016384"
+    lines = reader.all_lines()
+    assert len(lines) < 300_000
+    assert lines[-2:] == ["0499999", "last"]
+    assert reader.all_lines() == []
+    with path.open("ab") as log:
+        log.write(text * 5)
+    ahead = reader.lines()
+    assert len(ahead[0]) == 7
+    assert int(ahead[0]) > 200_000
+    path.write_bytes(b"cut\nport\n")
+    assert reader.lines() == ["port"]
+    reader.close()
+
+
+def test_a_log_is_cut(tmp_path: Path) -> None:
+    """Of a log that grows too large the beginning and the last lines stay, and the writer goes on after them."""
+    path = tmp_path / "log"
+    with path.open("ab", buffering=0) as writer:
+        writer.write(b"first\n" + b"y" * 194 + b"\n")
+        log = CappedLog(path, most=1000, beginning=200)
+        assert not log.look()
+        assert log.words() == ""
+        for number in range(200):
+            writer.write(b"line %04d\n" % number)
+        assert log.look()
+        writer.write(b"more\n")
+        lines = path.read_bytes().split(b"\n")
+        assert lines[0] == b"first"
+        assert lines[-3:] == [b"line 0199", b"more", b""]
+        writer.write(b"z" * 200_000)
+        assert not log.look()
+        assert path.stat().st_size < 70_000
+        text = path.read_bytes()
+        assert b"[pytest-vram left out %d bytes of this log here]" % log.left_out in text
+        assert text.count(b"left out") == 1
+        assert text.endswith(b"z")
+        reader = LogReader(path, log)
+        assert reader.lines()
+        for _ in range(100):
+            writer.write(b"y" * 1000)
+        writer.write(b"\nport\n")
+        assert not log.look()
+        assert reader.lines()[-1] == "port"
+        reader.close()
+        assert log.words().endswith(" MiB in the middle of it are left out)")
+        log.close()
+        writer.write(b"z" * 2000)
+        assert not log.look()
 
 
 @pytest.mark.parametrize(
