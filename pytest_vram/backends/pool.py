@@ -271,6 +271,12 @@ class Pool:
         :raises BadSpec: an unknown backend, or a value of the wrong type.
         """
         wanted = self.default if name is None else name
+        if not wanted:
+            own = ", ".join(repr(known) for known in self.specs if known != "demo")
+            raise BadSpec(
+                f"the config file has several backends ({own}) and no default: write default = NAME in it, or choose"
+                " one with --vram-backend=NAME or @vram_backend(NAME)"
+            )
         if wanted not in self.specs:
             known = ", ".join(self.specs) or "none"
             raise BadSpec(f"backend {wanted!r} is not in the spec file: known are {known}")

@@ -59,7 +59,7 @@ class Collector:
         self.arrivals = 0
         self._taken = 0
         self._carried = 0
-        self._events = status < 400 and content_type.startswith("text/event-stream")
+        self._events = status < 300 and content_type.startswith("text/event-stream")
         self._buffer = bytearray()
         self._pieces: list[dict[str, Any]] = []
         self._ended = False
@@ -111,7 +111,7 @@ class Collector:
         :raises RequestFailed: an error status, an error object, a stream without its end, or no JSON.
         """
         body = bytes(self._buffer)
-        if self.status >= 400:
+        if self.status >= 300:  # redirects are not followed: a server under test has one address
             raise self.failure(_message_of(body), body)
         if self._events:
             if not self._ended:
@@ -135,6 +135,8 @@ class Collector:
         hint = ""
         if self.status in (401, 403):
             hint = f"; the API key was refused: set `api_key` in [backend.{self.backend}]"
+        elif 300 <= self.status < 400:
+            hint = "; it sends the request elsewhere, which is not followed: name the right address"
         elif self.status == 404 and "model" not in message.lower():
             hint = "; the server has no such path"
         elif self.status in (400, 404, 422) and self.nameless and "model" in message.lower():

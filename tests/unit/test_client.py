@@ -272,6 +272,7 @@ def test_more_tokens_than_asked_for_are_doubted(
         (answer(500, {"error": {"message": "Failed to parse tool call"}}), 500, "HTTP 500 to POST /v1/chat/comp"),
         (answer(400, {"error": {"message": "x" * 999}}), 400, "x" * 299 + "…"),
         (answer(401, {"error": {"message": "Invalid API Key"}}), 401, "set `api_key` in [backend.agent]"),
+        (answer(302, b""), 302, "without a message; it sends the request elsewhere"),
         (answer(404, b"<html>no</html>", "text/html"), 404, "no such path"),
         (answer(400, {"error": {"message": "model is required"}}), 400, "set `served_model` in [backend.agent]"),
         (answer(200, b"<html>hello</html>", "text/html"), 200, "is not JSON: <html>hello"),
