@@ -134,7 +134,9 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> str:
         """Identity of the server: equal plans share one. 16 hexadecimal digits."""
-        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:16]
+        # 30 and 30.0 are equal, and not the same JSON.
+        plan = msgspec.structs.replace(self, boot_timeout=float(self.boot_timeout), stop_grace=float(self.stop_grace))
+        return hashlib.sha256(msgspec.json.encode(plan, order="sorted")).hexdigest()[:16]
 
 
 def as_table(spec: BackendSpec) -> dict[str, Any]:

@@ -43,13 +43,18 @@ def main() -> None:
 
 
 def _wait(keeper: int) -> None:
+    """Wait for the keeper's end. A keeper that is stopped is told to go on: pytest waits for it, and servers live."""
     while True:
         try:
-            pid, _ = os.wait()
+            pid, status = os.waitpid(-1, os.WUNTRACED)
         except ChildProcessError:
             return
-        if pid == keeper:
+        if pid != keeper:
+            continue
+        if not os.WIFSTOPPED(status):
             return
+        os.write(2, b"the keeper was stopped (%s); it goes on\n" % signal.Signals(os.WSTOPSIG(status)).name.encode())
+        os.kill(keeper, signal.SIGCONT)
 
 
 def _end_all(guard: int) -> None:

@@ -23,6 +23,7 @@ from pytest_vram.units import mib
 
 _ROUND = 0.01
 _BETWEEN_CHECKS = 0.02
+_INTERPRETER = re.compile(r"(python|pypy|node|ruby|perl|bash|sh|dash|java|deno|bun)[\d.]*")
 
 
 class Boot:
@@ -161,8 +162,8 @@ class Boot:
             found = self._named(plan.process)
             if not found:
                 raise BootFailed(
-                    f"Backend {plan.name!r} cannot be attached: no process is called {plan.process!r} (neither its name"
-                    " nor the file name of its first argument). Start it, or correct `process`."
+                    f"Backend {plan.name!r} cannot be attached: no process is called {plan.process!r} (neither by its"
+                    " name, nor by the file name of its program or script). Start it, or correct `process`."
                 )
             return found
         found = self._listening(self._port) if self._port else []
@@ -185,7 +186,7 @@ class Boot:
                 continue
             arguments = procfs.command_line(pid)
             # The kernel cuts names after 15 bytes.
-            if stat.name == name[:15] or (arguments and os.path.basename(arguments[0]) == name):
+            if stat.name == name[:15] or name in _program_names(arguments):
                 found.append(pid)
         return sorted(found)
 
@@ -407,6 +408,16 @@ class Boot:
 
     def _with_evidence(self, text: str) -> str:
         return with_evidence(text, self._server)
+
+
+def _program_names(arguments: list[str]) -> list[str]:
+    """File names of the program in a command line, and of the script where the program is an interpreter."""
+    if not arguments:
+        return []
+    names = [os.path.basename(arguments[0])]
+    if _INTERPRETER.fullmatch(names[0]):
+        names += [os.path.basename(argument) for argument in arguments[1:] if not argument.startswith("-")][:1]
+    return names
 
 
 def ending(server: Server, mark: int | None) -> str:

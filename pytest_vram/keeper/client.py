@@ -6,6 +6,7 @@ import os
 import socket as sockets
 import threading
 import time
+from math import isfinite
 from pathlib import Path
 
 from pytest_vram import errors
@@ -80,6 +81,8 @@ class KeeperClient:
         :raises KeeperLost: it died, or did not answer in time; the connection is closed then.
         """
         patience = _patience(request) if timeout is None else timeout
+        if patience is not None and not isfinite(patience):
+            raise KeeperError(f"It is not possible to wait for {patience} s: give a number of seconds.")
         with self._asking:
             deadline = None if patience is None else time.monotonic() + patience
             self._write(request)

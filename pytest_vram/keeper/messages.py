@@ -330,3 +330,4 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     interval_ms: float = 10.0
     rpc: list[str] = []
     settings: dict[str, Any] = {}
+    versions: dict[str, str] = {}

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -56,6 +57,7 @@ _READERS = (Hello, Status)
 _GREETING_SECONDS = 30.0
 #: Seconds that servers and workers get after SIGTERM when the run is over; all must be gone within 3 s.
 _END_GRACE = 1.0
+_STALE_SECONDS = 60.0
 _OWN_KINDS = frozenset({"run", "keeper", "device", "process", "sample", "gap", "backend", "window", "end"})
 
 
@@ -238,7 +240,7 @@ class Service:
                 work = asyncio.ensure_future(self._answer(connection, request))
                 try:
                     while not work.done():
-                        waiting: set[asyncio.Future[None] | asyncio.Future[Request]] = {work}
+                        waiting: set[asyncio.Future[Any]] = {work}
                         if not coming.done():
                             waiting.add(coming)
                         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -257,14 +259,22 @@ class Service:
             if coming.done() and not coming.cancelled():
                 coming.exception()
 
-    async def _receive(self, connection: Connection) -> Request:
+    async def _receive(self, connection: Connection) -> Request | wire.NotARequest:
         header = await connection.reader.readexactly(wire.HEADER)
-        return wire.request(await connection.reader.readexactly(wire.length(header)))
+        body = await connection.reader.readexactly(wire.length(header))
+        try:
+            return wire.request(body)
+        except wire.NotARequest as error:
+            # The frame was whole, so the connection is still of use.
+            return error
 
-    async def _answer(self, connection: Connection, request: Request) -> None:
+    async def _answer(self, connection: Connection, request: Request | wire.NotARequest) -> None:
         reply: Reply | None
         try:
-            reply = await self._reply(connection, request)
+            if isinstance(request, wire.NotARequest):
+                reply = self._refused(request)
+            else:
+                reply = await self._reply(connection, request)
         except VramError as error:
             reply = Failed(error=type(error).__name__, message=str(error))
         except Exception as error:  # noqa: BLE001 - a defect here must end neither the client nor the run
@@ -277,6 +287,13 @@ class Service:
         await asyncio.wait_for(connection.writer.drain(), _GREETING_SECONDS)
         if isinstance(request, Finish) and isinstance(reply, Done):
             self._ended.set()
+
+    def _refused(self, request: wire.NotARequest) -> Failed | None:
+        """The reply to a request that cannot be; a note has none."""
+        if request.op == "note":
+            self.core.log("note", text=f"a line for the journal was refused: {request}")
+            return None
+        return Failed(error="KeeperError", message=f"The keeper cannot do this ({request.op}): {request}.")
 
     def _release(self, connection: Connection) -> None:
         """Give back all that a connection held."""
@@ -355,6 +372,11 @@ class Service:
             raise KeeperError(f"{hello.role!r} is not a role: known are {', '.join(_ROLES)}.")
         if connection.role:
             raise KeeperError("This connection has greeted already.")
+        if hello.role == "controller" and hello.pid != self.launch.controller[0]:
+            raise KeeperError(
+                f"Process {hello.pid} is not the controller of this run, which is {self.launch.controller[0]}; a forked"
+                " copy of it has no part in the run."
+            )
         if hello.role in ("controller", "worker"):
             if not procfs.alive(hello.pid, hello.start_time):
                 raise KeeperError(f"There is no process {hello.pid} with that start time here.")
@@ -473,6 +495,7 @@ def run(text: bytes, guard: int) -> None:
         launch = msgspec.json.decode(text, type=Launch)
         parents.adopt_orphans()
         listening = _listen(launch.socket)
+        remove_stale(Path(launch.socket).parent)
         asyncio.run(_main(launch, guard, listening))
         code = 0
     except (msgspec.MsgspecError, VramError, OSError) as error:
@@ -502,6 +525,31 @@ def _listen(path: str) -> socket.socket:
         os.umask(mask)
     listening.listen(128)
     return listening
+
+
+def remove_stale(folder: Path, *, older: float = _STALE_SECONDS) -> int:
+    """Remove sockets of keepers that are gone from their folder; how many.
+
+    :param older: seconds since a socket was made before it is tried; a keeper that is just starting does not answer.
+    """
+    removed = 0
+    try:
+        paths = list(folder.glob("*.sock"))
+    except OSError:
+        return 0
+    for path in paths:
+        try:
+            if time.time() - path.lstat().st_mtime < older:
+                continue
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+                client.setblocking(False)
+                client.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            removed += 1
+        except OSError:
+            continue  # it is busy, not ours, or removed by another
+    return removed
 
 
 def _say(words: bytes) -> None:

@@ -16,6 +16,21 @@ class BadFrame(Exception):
     """A frame that is too long or not a message; the connection it came on is of no more use."""
 
 
+class NotARequest(Exception):
+    """A request with something in it that cannot be; the connection it came on is still of use.
+
+    :ivar op: the kind of request that it was meant for.
+    """
+
+    def __init__(self, text: str, op: str) -> None:
+        super().__init__(text)
+        self.op = op
+
+
+class _Tag(msgspec.Struct):
+    op: str
+
+
 def frame(message: Request | Reply) -> bytes:
     """The message as a frame.
 
@@ -44,12 +59,16 @@ def length(header: bytes) -> int:
 def request(body: bytes) -> Request:
     """Decode a request.
 
-    :raises BadFrame: with what is wrong.
+    :raises NotARequest: it says what it is, and what is wrong. :raises BadFrame: not even that.
     """
     try:
         return _REQUESTS.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadFrame(f"not a request: {error}") from None
+        try:
+            op = msgspec.json.decode(body, type=_Tag).op
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            raise BadFrame(f"not a request: {error}") from None
+        raise NotARequest(str(error), op) from None
 
 
 def reply(body: bytes) -> Reply:

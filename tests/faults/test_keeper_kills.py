@@ -17,7 +17,7 @@ import pytest
 
 from pytest_vram.errors import KeeperError, KeeperLost, KeeperUnavailable
 from pytest_vram.keeper import KeeperClient, ensure, socket_path, start_time
-from pytest_vram.keeper.messages import Finish, Hello, Note
+from pytest_vram.keeper.messages import Finish, Hello, Note, Now, Open
 from pytest_vram.keeper.wire import frame
 from pytest_vram.measure.procfs import read_stat
 from pytest_vram.spec import DeviceSpec
@@ -239,15 +239,13 @@ def test_a_keeper_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 def test_a_stopped_keeper_is_not_joined_by_a_second(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A keeper that listens but does not answer is an error, not a reason for another one."""
-    run.start()
-    client = run.client()
     monkeypatch.setattr(KeeperClient.__init__, "__kwdefaults__", {"role": "", "name": "", "timeout": 0.3})
-    os.kill(client.welcome.pid, signal.SIGSTOP)
-    try:
+    with socket.socket(socket.AF_UNIX) as stuck:
+        stuck.bind(run.launch.socket)
+        stuck.listen(1)
         with pytest.raises(KeeperUnavailable, match="does not answer"):
             ensure(run.launch)
-    finally:
-        os.kill(client.welcome.pid, signal.SIGCONT)
+    os.unlink(run.launch.socket)
 
 
 def test_malformed_frames_close_their_connection_only(run: Run) -> None:
@@ -378,3 +376,41 @@ def test_a_device_that_cannot_be_measured_is_left_out(tmp_path: Path) -> None:
     assert closed(client, opened(client)).run == {}
     assert "no GPU can be measured" in run.journal("note")[0]["text"]
     run.close()
+
+
+def test_a_stopped_keeper_goes_on(run: Run) -> None:
+    """A keeper that somebody stops is told to go on by its guard, and the run ends as ever."""
+    client = run.start().client()
+    running = acquire(client, plan())
+    os.kill(client.welcome.pid, signal.SIGSTOP)
+    assert status(client).backends[0]["pid"] == running.pid
+    run.close()
+    assert b"the keeper was stopped (SIGSTOP); it goes on" in (run.folder / "keeper.log").read_bytes()
+
+
+def test_a_forked_copy_is_no_controller(run: Run) -> None:
+    """A copy of the controller cannot take part in the run, and its end does not end the run."""
+    client = run.start().client()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            KeeperClient(run.launch.socket, role="controller")
+        except KeeperError as error:
+            os._exit(7 if "forked copy" in str(error) else 8)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert closed(client, opened(client)).trouble == []
+
+
+def test_a_request_that_cannot_be_is_refused(run: Run) -> None:
+    """A wrong argument is an error of its request; the keeper and the connection are unharmed."""
+    client = run.start().client()
+    window = opened(client)
+    for request in (Open(kind="phase", name=5, parent=window), Now(settle=float("nan"))):  # type: ignore[arg-type]
+        with pytest.raises(KeeperError, match="The keeper cannot do this|It is not possible to wait"):
+            client.call(request)
+        with pytest.raises(KeeperError, match="The keeper cannot do this"):
+            client.call(request, timeout=10)
+    client.send(Note(kind=5))  # type: ignore[arg-type]
+    closed(client, window)
+    assert [line for line in run.journal("note") if "was refused" in line["text"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Awaitable
 from pathlib import Path
@@ -15,10 +16,12 @@ from hypothesis import strategies as st
 
 from pytest_vram.errors import BackendDied, RequestTimeout
 from pytest_vram.keeper import health, wire
+from pytest_vram.keeper.booting import _program_names
 from pytest_vram.keeper.core import file_name
 from pytest_vram.keeper.logs import CappedLog, LogReader
 from pytest_vram.keeper.messages import LARGEST, Acquire, Done, Failed, Hello, Note, Status
 from pytest_vram.keeper.processes import Watch, exit_words, tail
+from pytest_vram.keeper.service import remove_stale
 from pytest_vram.keeper.turns import Turns
 from pytest_vram.keeper.windows import Admission
 from pytest_vram.measure import procfs
@@ -46,20 +49,21 @@ def test_a_frame_has_a_largest_size() -> None:
 
 @given(st.binary(max_size=200))
 def test_no_bytes_break_the_decoder(data: bytes) -> None:
-    """Any bytes are a message or a BadFrame."""
+    """Any bytes are a message, or an error of the two that are expected."""
     for decode in (wire.request, wire.reply):
         try:
             decode(data)
-        except wire.BadFrame:
+        except (wire.BadFrame, wire.NotARequest):
             pass
 
 
 def test_requests_are_told_from_replies() -> None:
     """A reply is no request, and a request lacks nothing."""
-    with pytest.raises(wire.BadFrame):
+    with pytest.raises(wire.NotARequest):
         wire.request(wire.frame(Failed(error="X", message="y"))[4:])
-    with pytest.raises(wire.BadFrame):
+    with pytest.raises(wire.NotARequest, match="missing required field") as missing:
         wire.request(b'{"op":"hello"}')
+    assert missing.value.op == "hello"
     assert isinstance(wire.request(b'{"op":"status"}'), Status)
     assert isinstance(wire.request(wire.frame(Hello(role="viewer", pid=1, start_time=2))[4:]), Hello)
 
@@ -379,3 +383,45 @@ def test_the_package_is_light() -> None:
     code = "import pytest_vram.keeper.parents, sys; print([m for m in ('msgspec', 'asyncio', 'httpx') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("/usr/bin/python3.11 -u /srv/serve.py --port 1", ["python3.11", "serve.py"]),
+        ("/opt/ollama serve", ["ollama"]),
+        ("vim serve.py", ["vim"]),
+        ("bash -c", ["bash"]),
+        ("", []),
+    ],
+)
+def test_names_of_a_program(command: str, names: list[str]) -> None:
+    """A process goes by its program's file name, and by its script's; a file that an editor has open is no name."""
+    assert _program_names(command.split()) == names
+
+
+def test_sockets_of_dead_keepers_are_removed(tmp_path: Path) -> None:
+    """A socket that nobody listens on is removed once it is old; a busy one, a young one and other files stay."""
+    for name in ("dead", "young", "busy"):
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(tmp_path / f"{name}.sock"))
+    (tmp_path / "other").write_text("")
+    (tmp_path / "file.sock").write_text("")
+    (tmp_path / "busy.sock").unlink()
+    with socket.socket(socket.AF_UNIX) as busy:
+        busy.bind(str(tmp_path / "busy.sock"))
+        busy.listen(1)
+        for name in ("dead", "busy", "file"):
+            os.utime(tmp_path / f"{name}.sock", (1, 1))
+        assert remove_stale(tmp_path) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["busy.sock", "other", "young.sock"]
+    assert remove_stale(tmp_path / "none") == 0
+
+
+def test_equal_plans_have_one_key() -> None:
+    """A plan is the same server before and after it travelled, whole numbers of seconds included."""
+    plan = LaunchPlan(name="a", engine="command", argv=["x"], boot_timeout=30, stop_grace=5)
+    there = wire.request(wire.frame(Acquire(plan=plan))[4:])
+    assert isinstance(there, Acquire)
+    assert there.plan.key == plan.key == LaunchPlan(name="a", engine="command", argv=["x"], boot_timeout=30.0).key
+    assert plan.key != LaunchPlan(name="a", engine="command", argv=["x"], boot_timeout=31).key
