@@ -94,7 +94,6 @@ class Core:
                 interval_ms=self.launch.interval_ms,
                 versions=_versions(),
                 settings=self.launch.settings,
-                versions=self.launch.versions,
             )
         self.log("keeper", pid=self.pid, guard=self.guard, generation=self.generation)
         for device in self.devices:

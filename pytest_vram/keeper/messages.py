@@ -330,4 +330,3 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     interval_ms: float = 10.0
     rpc: list[str] = []
     settings: dict[str, Any] = {}
-    versions: dict[str, str] = {}
