@@ -12,10 +12,11 @@ import re
 from collections.abc import Mapping
 from typing import get_args
 
-from pytest_vram.bootlog.boot import PHASES, Boot, Phase, PhaseSpan
+from pytest_vram.bootlog.boot import PHASES, Boot, Failure, Phase, PhaseSpan
 from pytest_vram.bootlog.devices import Labels
 from pytest_vram.bootlog.grammar import with_ends
 from pytest_vram.bootlog.lines import size, split
+from pytest_vram.bootlog.patience import PATIENCE, Limited, OutOfPatience
 from pytest_vram.errors import BadInput
 from pytest_vram.ledger import BUCKETS, Bucket, Entry
 
@@ -41,6 +42,7 @@ class Generic:
         self._found: dict[tuple[Bucket, str], Entry] = {}
         self._spans: list[PhaseSpan] = []
         self._line = 0
+        self._given_up: list[str] = []
 
     def feed(self, raw: str) -> Phase | None:
         """Take the next line; the phase that it begins, or ``None``."""
@@ -49,14 +51,31 @@ class Generic:
         began: Phase | None = None
         if not self._spans:
             began = self._begin("start", line.time)
-        for phase, pattern in self._patterns:
-            match = pattern.search(line.text)
-            if match is None:
-                continue
+        for phase, match in self._matches(line.text):
             self._sizes(match)
             if not any(span.name == phase for span in self._spans):
                 began = self._begin(phase, line.time)
         return began
+
+    def _matches(self, text: str) -> list[tuple[Phase, re.Match[str]]]:
+        """The patterns that match; one that takes too long is not used from then on."""
+        found: list[tuple[Phase, re.Match[str]]] = []
+        tried = 0
+        try:
+            with Limited():
+                for phase, pattern in self._patterns:
+                    match = pattern.search(text)
+                    tried += 1
+                    if match is not None:
+                        found.append((phase, match))
+        except OutOfPatience:
+            tried = min(tried, len(self._patterns) - 1)  # a whisker: it ended between the last match and the timer
+            phase, pattern = self._patterns.pop(tried)
+            self._given_up.append(
+                f"the pattern {pattern.pattern!r} for {phase!r} in `log_patterns` took over {PATIENCE:g} s for one line"
+                " and is not used any more: it tries the same characters in too many ways, as (a+)+ does"
+            )
+        return found
 
     def _begin(self, phase: Phase, time: float | None) -> Phase:
         self._spans.append(PhaseSpan(name=phase, line=self._line, start=time))
@@ -86,6 +105,13 @@ class Generic:
     def boot(self) -> Boot:
         """What the lines so far said; evidence is never better than partial, since the patterns are the user's."""
         entries = tuple(self._found.values())
+        ready = any(span.name == "ready" for span in self._spans)
+        warnings = list(self._given_up)
+        if not entries:
+            warnings.append("no buffer sizes were read: log_patterns may name them, as in (?P<weights_mib>[0-9.]+)")
+        failure: Failure | None = None
+        if self._given_up and not ready:  # it may be why nothing says that the server is ready
+            failure = Failure(kind="bad_pattern", certainty="likely", text=self._given_up[0])
         return Boot(
             engine=self._engine,
             era="",
@@ -93,8 +119,7 @@ class Generic:
             phases=with_ends(self._spans),
             entries=entries,
             devices=dict(self._labels.names),
-            warnings=()
-            if entries
-            else ("no buffer sizes were read: log_patterns may name them, as in (?P<weights_mib>[0-9.]+)",),
-            ready=any(span.name == "ready" for span in self._spans),
+            failure=failure,
+            warnings=tuple(warnings),
+            ready=ready,
         )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pytest_vram.bootlog import Boot, Follower, read, read_own
+from pytest_vram.bootlog import Boot, Follower, generic, patience, read, read_own
 from pytest_vram.bootlog.reader import READ
 from pytest_vram.errors import BadInput
 
@@ -106,6 +108,46 @@ def test_bad_pattern(phase: str, pattern: str, words: str) -> None:
 def test_first_line_can_begin_a_phase() -> None:
     """Where the very first line begins a phase, that phase is announced."""
     assert Follower("command", {"ready": "up"}).feed("up") == "ready"
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less patience than a test has."""
+    monkeypatch.setattr(generic, "Limited", lambda: patience.Limited(0.02))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_pattern_that_backtracks_is_given_up() -> None:
+    """A pattern that would take years on one line ends within its limit, is named, and the others go on."""
+    before = signal.getsignal(signal.SIGVTALRM)
+    follower = Follower("command", {"kv": "(a+)+$", "weights": "w", "ready": "up"})
+    lines = ["hello", "a" * 60 + "!", "w", "aaa", "a" * 60 + "!"]
+    assert [follower.feed(line) for line in lines] == ["start", None, "weights", None, None]
+    failure = follower.boot().failure
+    assert failure is not None
+    assert failure.kind == "bad_pattern"
+    assert "'(a+)+$' for 'kv' in `log_patterns`" in failure.text
+    assert follower.feed("up") == "ready"
+    boot = follower.boot()
+    assert (boot.failure, boot.ready) == (None, True)
+    assert "(a+)+$" in boot.warnings[0]
+    assert signal.getsignal(signal.SIGVTALRM) is before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
+
+
+def test_patience_leaves_other_threads_and_timers_alone() -> None:
+    """Where the timer cannot be had, or is somebody else's, patterns are matched without a limit."""
+    seen: list[str | None] = []
+    thread = threading.Thread(target=lambda: seen.append(Follower("command", {"ready": "up"}).feed("up")))
+    thread.start()
+    thread.join(10)
+    assert seen == ["ready"]
+    signal.setitimer(signal.ITIMER_VIRTUAL, 1000.0)
+    try:
+        assert Follower("command", {"ready": "up"}).feed("up") == "ready"
+        assert signal.getitimer(signal.ITIMER_VIRTUAL)[0] > 0
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 # ---------------------------------------------------------------- logs of this run's own servers
