@@ -18,7 +18,7 @@ from pytest_vram.judging import Judgement, broken, budget_of, judge, with_outcom
 from pytest_vram.outcomes import INCONCLUSIVE, failure
 from pytest_vram.readings import Reading
 from pytest_vram.report.records import Outcome, TestRecord
-from pytest_vram.run import Identity, Plan, Run, capacity_of, new_identity, plan_of
+from pytest_vram.run import Identity, Plan, Run, capacity_of, new_identity, plan_of, ways_on
 from pytest_vram.settings import Settings
 from pytest_vram.stash import ATTEMPT, RUN
 from pytest_vram.summary import Collector
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 PLUGIN = "vram-activity"
 PLAN = pytest.StashKey[Plan]()
 IDENTITY = pytest.StashKey[Identity]()
-WAYS_ON = (
-    "measure host memory instead with --vram-device=cpu, a software GPU with --vram-device=rpc:0, or run on a machine"
-    " with a GPU (--vram-device=predicted, which holds an estimate against the budget, is not built yet)"
-)
 #: A card never shows all of its nominal size: a "24 GB" card shows 24135 of 24576 MiB.
 NOMINAL_TOLERANCE = 0.03
 
@@ -167,10 +163,10 @@ def _check_budget(run: Run) -> None:
     if run.settings.ranks["budget"] in ("command line", "environment"):
         raise pytest.UsageError(
             f"pytest-vram: the budget {run.settings.budget.text} (from {place}) cannot be held: {reason}."
-            f" Ways on: {WAYS_ON}."
+            f" Ways on: {ways_on(run.settings)}."
         )
     run.warnings.append(
-        f"the budget {run.settings.budget.text} (from {place}) is not held: {reason}. Ways on: {WAYS_ON}."
+        f"the budget {run.settings.budget.text} (from {place}) is not held: {reason}. Ways on: {ways_on(run.settings)}."
     )
 
 
@@ -240,7 +236,7 @@ class Activity:
                     f" less than {units.with_mib(wanted['size'])}"
                 )
         if plan.needs_device and not self.run.measurable:
-            reason = f"{Collector.UNMEASURED} {self.run.why_unmeasurable()}"
+            reason = f"{Collector.UNMEASURED} {self.run.why_unmeasurable()}; {ways_on(self.run.settings)}"
             if self.run.settings.missing == "fail":
                 # Raised before the set-up, yet a failure and no error: the collector shows it so.
                 self._missing = f"{reason} (--vram-missing=fail makes this a failure)"

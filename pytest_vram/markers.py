@@ -24,6 +24,8 @@ def _max_vram(limit: object, *, over: object = "total", scope: object = "run", p
     _one_of("scope", scope, SCOPES)
     if phase is not None and (not isinstance(phase, str) or not phase):
         raise ValueError(f"phase={phase!r} is not the name of a phase, such as 'weights', 'warm-up' or one of your own")
+    if over == "baseline" and scope in ("process", "device"):
+        raise ValueError(f"over='baseline' has no baseline in scope {scope!r}: use scope 'run' or 'backend'")
     return {"limit": _size("limit", limit), "text": limit, "over": over, "scope": scope, "phase": phase}
 
 

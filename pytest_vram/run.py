@@ -197,7 +197,10 @@ class Run:
 
     def why_unmeasurable(self) -> str:
         """One sentence: what was tried and why nothing can be measured."""
-        reasons = [device.reason for device in self.devices if isinstance(device, Unmeasurable)]
+        text = self.settings.device_text
+        reasons = [
+            device.reason.removeprefix(f"{text}: ") for device in self.devices if isinstance(device, Unmeasurable)
+        ]
         return f"nothing can be measured with --vram-device={self.settings.device_text}: " + "; ".join(reasons)
 
     @property
@@ -291,7 +294,7 @@ class Run:
                 _Link(self),
                 context,
                 self.specs.backends,
-                self.settings.backend or self.specs.default,
+                self.settings.backend or self.specs.default or "",
                 self._window,
                 used=self.use,
             )
@@ -487,6 +490,20 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
+
+
+def ways_on(settings: Settings) -> str:
+    """What somebody can do where nothing can be measured with these settings."""
+    kinds = {device.kind for device in settings.device}
+    ways = []
+    if "cpu" not in kinds:
+        ways.append("measure host memory instead with --vram-device=cpu")
+    if "rpc" not in kinds:
+        ways.append("a software GPU with --vram-device=rpc:0 (see the documentation)")
+    ways.append("run on a machine with a GPU that this version can measure")
+    if "predicted" not in kinds:
+        ways.append("--vram-device=predicted, which holds an estimate against the budget, is not built yet")
+    return "; ".join(ways)
 
 
 def capacity_of(devices: Sequence[DeviceInfo]) -> Measured:

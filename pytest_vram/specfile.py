@@ -39,13 +39,14 @@ class SpecFile(msgspec.Struct, frozen=True, kw_only=True):
     """A config file, checked.
 
     :ivar path: the file, or ``None`` where there is none. :ivar values: the settings in it, unchecked.
-    :ivar backends: name → spec; ``demo`` is always there.
+    :ivar backends: name → spec; ``demo`` is always there. :ivar default: the one to use where none is named: the
+        file's ``default``, else its only backend, else ``demo`` where it has none; ``None`` where it has several.
     """
 
     path: str | None
     values: dict[str, Any]
     backends: dict[str, BackendSpec]
-    default: str
+    default: str | None
 
 
 def locate(rootdir: Path, named: str | None = None, place: str = "--vram-config") -> Path | None:
@@ -85,8 +86,8 @@ def read(path: Path | None) -> SpecFile:
     default = table.get("default")
     if default is None:
         own = [name for name in raw if name != DEMO]
-        default = own[0] if len(own) == 1 else DEMO
-    if not isinstance(default, str) or default not in backends:
+        default = DEMO if not own else own[0] if len(own) == 1 else None
+    elif not isinstance(default, str) or default not in backends:
         raise BadSpec(f"{where}: default = {default!r} is not a backend: {known(backends)}")
     values = {key: value for key, value in table.items() if key in TOP_LEVEL}
     return SpecFile(path=str(path) if path else None, values=values, backends=backends, default=default)
@@ -145,7 +146,8 @@ def backend(name: str, body: object, *, origin: str, base: str) -> BackendSpec:
         profile=_text(merged, "profile", where),
         options=_table_of(merged, "options", where, _option),
         env=_table_of(merged, "env", where, _variable),
-        boot_timeout=_seconds(merged, "boot_timeout", where, 120.0),
+        # What already runs needs no time to start.
+        boot_timeout=_seconds(merged, "boot_timeout", where, 10.0 if engine == "attach" else 120.0),
         request_timeout=_seconds(merged, "request_timeout", where, 300.0),
         floors=Floors(**floors),
         argv=_argv(merged, where),

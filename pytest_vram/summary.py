@@ -23,8 +23,9 @@ from pytest_vram.keeper import KeeperClient
 from pytest_vram.keeper.messages import DeviceInfo, Finish, State, Status
 from pytest_vram.readings import Measured, Reading, larger
 from pytest_vram.report.records import BackendRecord, RunInfo, RunReport, TestRecord
-from pytest_vram.run import Identity, Run, versions
+from pytest_vram.run import Identity, Run, versions, ways_on
 from pytest_vram.stash import RUN
+from pytest_vram.units import mib
 
 KEPT = 10
 RUN_FILE = "run.json"
@@ -182,6 +183,9 @@ class Collector:
             why = run.why_unmeasurable() if run and not run.measurable else "no device could be measured"
             tests = f"{self.unmeasured} test{'' if self.unmeasured == 1 else 's'}"
             warnings.append(f"{tests} with VRAM markers SKIPPED, not judged: {why}")
+        elif run is not None and not run.measurable and not run.warnings and (self.tests or self.backends):
+            warnings.append(f"nothing was measured: {run.why_unmeasurable()}. Ways on: {ways_on(run.settings)}.")
+        warnings.extend(self._uncounted(run))
         if self._state and self._state.journal_trouble:
             warnings.append(f"the journal is incomplete: {self._state.journal_trouble}")
         folder = Path(self.identity.folder)
@@ -210,12 +214,31 @@ class Collector:
             run=info, tests=self.tests, backends=backends, journal=str(journal) if journal.exists() else None
         )
 
+    def _uncounted(self, run: Run | None) -> list[str]:
+        """Where pytest's own process, which ``cpu`` leaves out, would have broken the limit: that is said."""
+        if run is None or not run.host_only:
+            return []
+        over = [
+            (figure.bytes, test)
+            for test in self.tests
+            for label, figure in test.process.items()
+            if isinstance(figure, Reading) and figure.bytes > test.limit.get(label, figure.bytes)
+        ]
+        if not over:
+            return []
+        most, test = max(over, key=lambda item: item[0])
+        return [
+            f"pytest's own process, which --vram-device=cpu does not count, held {mib(most)} in {test.nodeid}, more"
+            ' than the limit: what a test loads into pytest itself is judged by max_vram(..., scope="process")'
+        ]
+
     def _verdict(self, counts: Mapping[str, int], exitstatus: int) -> Literal["passed", "failed", "inconclusive"]:
         if counts.get("failed") or counts.get("error") or exitstatus == pytest.ExitCode.TESTS_FAILED:
             return "failed"
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):  # interrupted: not all ran
             return "inconclusive"
-        judged = any(isinstance(f, Reading) for test in self.tests for f in test.peak.values())
+        # A peak of no process at all judges nothing, though no limit was broken.
+        judged = any(isinstance(f, Reading) and f.upper for test in self.tests for f in test.peak.values())
         if counts.get("inconclusive") or self.unmeasured or not judged:
             return "inconclusive"
         return "passed"
@@ -246,8 +269,10 @@ class Collector:
             return
         if verbosity >= 0:
             terminalreporter.section("vram")
+        colour = {"passed": "green", "failed": "red", "inconclusive": "yellow"}[self.report.run.verdict]
         for line in lines:
-            terminalreporter.write_line(line)
+            mark = colour if line.startswith("verdict") else "red" if line.startswith("WARNING") else None
+            terminalreporter.write_line(line, **({mark: True} if mark else {}))
 
 
 def _is_unicode() -> bool:

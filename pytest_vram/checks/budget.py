@@ -19,6 +19,13 @@ from pytest_vram.units import card_hint, mib, with_mib
 Scope = Literal["run", "backend", "process", "device"]
 Over = Literal["total", "baseline"]
 SUM = "sum"
+#: Bucket → what its size follows from, in llama.cpp's words. What each would save is not computed yet.
+SETTINGS: dict[str, str] = {
+    "weights": "the model's quantisation; layers on the device (n-gpu-layers, n-cpu-moe)",
+    "kv": "ctx-size, cache-type-k and cache-type-v, parallel; where its layers are (n-gpu-layers)",
+    "compute": "ubatch-size, flash-attn, ctx-size",
+    "recurrent": "parallel",
+}
 _NOTHING = "no device was measured in this window"
 
 
@@ -247,13 +254,15 @@ def _what(scope: str, over: str, phase: str | None) -> str:
 
 def _case_text(verdict: Verdict, case: _Case, what: str, limit_from: str, closed: Closed, ledger: Ledger | None) -> str:
     figure, limit = case.figure, case.limit
+    phase_seen = "in phase" not in what or any(repr(name) in what for name in closed.phases)
     rows: list[tuple[str, str]] = []
     if case.device not in (SUM, "every device"):
         rows.append(("device", device(case.device, ledger)))
     rows.append(("limit", f"{with_mib(limit)}, from {limit_from}"))
     if isinstance(figure, Unmeasurable):
         rows.append(("reason", figure.reason))
-        rows.append(("what settles it", "a device or source that can be read here: `vram doctor` says what can"))
+        if phase_seen:
+            rows.append(("what settles it", "a device or source that can be read here: `vram doctor` says what can"))
         return block(f"The {what} could not be measured, so the limit {with_mib(limit)} is undecided.", rows)
     rows.append(("reading", provenance(figure)))
     if verdict == "failed":
@@ -293,4 +302,7 @@ def _largest(label: str, ledger: Ledger | None) -> list[tuple[str, str]]:
         found = None if largest is None else (str(largest[0]), largest[1])
     if found is None:
         return [("largest bucket", "unknown: the engine's log has no buffer sizes for this device")]
-    return [("largest bucket", f"{found[0]} with {mib(found[1])}")]
+    rows = [("largest bucket", f"{found[0]} with {mib(found[1])}")]
+    if found[0] in SETTINGS:
+        rows.append(("changed by", SETTINGS[found[0]]))
+    return rows

@@ -13,7 +13,7 @@ from pytest_vram.units import mib
 HOST = "host"
 STAND_IN = "host memory stands in for VRAM"
 _SHOWN = 5
-_WIDTH = 100
+_WIDTH = 80
 
 
 def device(label: str, ledger: Ledger | None) -> str:

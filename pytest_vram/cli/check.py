@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import io
 import os
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -43,6 +45,7 @@ class _Watcher:
         self.report: RunReport | None = None
         self.only_collected = False
         self.interrupted = False
+        self.said = ""
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Keep the tests whose keys were given, all where none was."""
@@ -98,8 +101,9 @@ def check(arguments: list[str], *, as_json: bool) -> Answer:
     ]
     os.environ.pop("PYTEST_ADDOPTS", None)
     watcher = _Watcher(chosen)
-    with _standard_output_elsewhere() if as_json else contextlib.nullcontext():
+    with _standard_output_elsewhere() if as_json else contextlib.nullcontext(), _heard() as errors:
         code = int(pytest.main(command, plugins=[watcher]))
+    watcher.said = " ".join(line.removeprefix("ERROR: ") for line in errors.getvalue().split("\n") if line).strip()
     return _answer(code, watcher)
 
 
@@ -143,7 +147,7 @@ def _answer(code: int, watcher: _Watcher) -> Answer:
     else:
         mapped = BAD_USE
     if report is None:
-        message = "no test was run" if mapped == HOLDS else "pytest ended without a report; its output says why"
+        message = "no test was run" if mapped == HOLDS else watcher.said or "pytest ended without a report"
         return refusal(message, code=mapped, verb="check")
     return Answer(code=mapped, document=report)
 
@@ -151,6 +155,32 @@ def _answer(code: int, watcher: _Watcher) -> Answer:
 def _measured(report: RunReport | None) -> bool:
     figures = [figure for test in report.tests for figure in test.peak.values()] if report else []
     return any(isinstance(figure, Reading) for figure in figures)
+
+
+class _Both(io.StringIO):
+    """Keeps what is written to the standard error stream, and writes it there too."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(text)
+        return super().write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+@contextlib.contextmanager
+def _heard() -> Iterator[io.StringIO]:
+    """What pytest says of a usage error: it goes to the standard error stream, and nowhere else."""
+    kept = sys.stderr
+    sys.stderr = both = _Both(kept)
+    try:
+        yield both
+    finally:
+        sys.stderr = kept
 
 
 @contextlib.contextmanager

@@ -234,7 +234,7 @@ def _config(root: Path) -> tuple[Config, specfile.SpecFile | None]:
     try:
         path = specfile.locate(root)
         specs = specfile.read(path)
-        settings.resolve(settings.gather({}, {}, {}, specs.values, specs.path))
+        settings.resolve(settings.gather({}, os.environ, {}, specs.values, specs.path))
     except VramError as error:
         return Config(valid=False, path=str(path) if path else None, error=str(error)), None
     return Config(valid=True, path=specs.path, default=specs.default, backends=sorted(specs.backends)), specs

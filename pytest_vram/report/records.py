@@ -46,6 +46,7 @@ class TestRecord(msgspec.Struct, frozen=True, kw_only=True):
     :ivar nodeid: key of the test; tests of the shipped suite are ``pytest_vram_specs.module::test`` everywhere.
     :ivar peak: label → peak that was judged. :ivar limit: label → smallest limit, with its origin in
         ``limit_from``.
+    :ivar process: label → peak of the test's own process, where that is known.
     :ivar backends: ``name#generation`` of the backends that it used.
     """
 
@@ -56,6 +57,7 @@ class TestRecord(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     peak: dict[str, Measured] = {}
     baseline: dict[str, Measured] = {}
+    process: dict[str, Measured] = {}
     host: Measured | None = None
     limit: dict[str, int] = {}
     limit_from: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import textwrap
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ _TABLES = 4
 _LISTED = 5
 #: A gap of this many intervals between two samples is worth a line.
 _POOR = 3.0
+#: Seconds below which a share of processor time says nothing.
+_LONG_ENOUGH = 5.0
 
 
 def summary(report: RunReport, *, verbosity: int = 0, width: int = 80, unicode: bool = True) -> list[str]:
@@ -84,6 +87,7 @@ def _one_line(report: RunReport) -> str:
         limit = test.limit.get(label)
         of = f" of {with_mib(limit)}" if limit is not None else ""
         parts.append(f"highest peak {_amount(figure)}{of} in {_short(test.nodeid, 40)}")
+    parts.extend(f"undecided: {test.nodeid}: {_why(test)}" for test in report.tests if test.outcome == "inconclusive")
     parts.extend(f"WARNING: {text}" for text in report.run.warnings)
     return " ".join("; ".join(parts).split()) + _tag(report)
 
@@ -174,11 +178,20 @@ def _undecided(report: RunReport, width: int) -> list[str]:
     lines: list[str] = []
     undecided = [test for test in report.tests if test.outcome == "inconclusive"]
     for test in undecided[:_LISTED]:
-        reason = next((f.text.splitlines()[0] for f in test.findings if f.verdict == "inconclusive"), test.reason or "")
-        lines += _row("undecided", f"{_short(test.nodeid, width - _LABEL - 4)}: {reason}", width)
+        lines += _row("undecided", f"{_short(test.nodeid, width - _LABEL - 4)}: {_why(test)}", width)
     if len(undecided) > _LISTED:
         lines += _row("", f"and {len(undecided) - _LISTED} more undecided tests", width)
     return lines
+
+
+def _why(test: TestRecord) -> str:
+    """Why a test is undecided: the first line of its finding, and the reason in it where it has one."""
+    text = next((finding.text for finding in test.findings if finding.verdict == "inconclusive"), None)
+    if text is None:
+        return test.reason or "no reason was given"
+    first, *rest = text.splitlines()
+    reason = re.search(r"^  reason +(.+(?:\n {12,}.+)*)", "\n".join(rest), re.MULTILINE)
+    return f"{first} {' '.join(reason[1].split())}" if reason else first
 
 
 def _backends(report: RunReport, width: int) -> list[str]:
@@ -186,8 +199,12 @@ def _backends(report: RunReport, width: int) -> list[str]:
     tag = _tag(report)
     for number, backend in enumerate(report.backends):
         lines += _row("backend", _backend(backend) + tag, width)
-        if number < _TABLES and (backend.ledger.entries or backend.ledger.measured):
+        if not backend.ledger.explained():
+            lines += _row("", "its log prints no buffer sizes, so there is no breakdown of its memory", width)
+        elif number < _TABLES:
             lines += ledger_table(backend.ledger, width=width)
+    if len(report.backends) > _TABLES:
+        lines += _row("", f"breakdowns of {len(report.backends) - _TABLES} more are in the report", width)
     return lines
 
 
@@ -278,7 +295,7 @@ def _details(report: RunReport, width: int) -> list[str]:
         ]
         if phases:
             lines += _row("boot", f"{backend.name}#{backend.generation}, peak by phase: {'; '.join(phases)}", width)
-    if report.run.keeper_cpu_share is not None:
+    if report.run.keeper_cpu_share is not None and report.run.seconds >= _LONG_ENOUGH:
         lines += _row("keeper", f"{report.run.keeper_cpu_share:.1%} of one core", width)
     if report.run.folder is not None and report.run.verdict == "passed":
         lines += _row("run folder", report.run.folder, width)

@@ -297,3 +297,48 @@ def test_workers_share_one_keeper_and_one_report(project: pytest.Pytester, inner
     kinds = [json.loads(line)["kind"] for line in (runs[0] / "journal.jsonl").read_text().splitlines()]
     assert kinds.count("keeper") == 1
     assert kinds[-1] == "end"
+
+
+def test_memory_of_pytest_itself_is_said_and_proves_nothing(project: pytest.Pytester, inner: Inner) -> None:
+    """What a test loads into pytest's own process is not counted on cpu: the verdict is open and the summary warns."""
+    project.makepyfile(
+        """
+        def test_it():
+            block = bytearray(300_000_000)
+            block[::4096] = b"x" * len(block[::4096])
+        """
+    )
+    result = inner("--vram-budget=200MB", "--vram-device=cpu", "--vram-report=out.json")
+    result.assert_outcomes(passed=1)
+    assert report(project)["run"]["verdict"] == "inconclusive"
+    text = " ".join(result.stdout.str().split())
+    assert "pytest's own process, which --vram-device=cpu does not count, held" in text
+    assert 'scope="process"' in text
+    assert "nothing was seen that counts" in text
+
+
+def test_memory_of_pytest_itself_can_be_judged(project: pytest.Pytester, inner: Inner) -> None:
+    """scope="process" holds the limit against the test's own process."""
+    project.makepyfile(
+        """
+        from pytest_vram import max_vram
+
+        @max_vram("200MB", scope="process")
+        def test_large():
+            block = bytearray(300_000_000)
+            block[::4096] = b"x" * len(block[::4096])
+
+        @max_vram("1GB", scope="process")
+        def test_small(): pass
+        """
+    )
+    inner("--vram-device=cpu").assert_outcomes(failed=1, passed=1)
+
+
+def test_an_undecided_test_says_why_in_every_mode(project: pytest.Pytester, inner: Inner) -> None:
+    """With -q, by default and with -v the name and the reason are on the terminal."""
+    project.makepyfile("from pytest_vram import max_vram\n\n@max_vram('1GB', phase='nosuch')\ndef test_open(): pass\n")
+    for arguments in (["-q"], [], ["-v"]):
+        text = " ".join(inner("--vram-device=cpu", *arguments).stdout.str().split())
+        assert "test_open" in text
+        assert "phase 'nosuch' did not occur in this window" in text

@@ -149,3 +149,14 @@ def test_markers_and_options_are_listed(inner: Inner) -> None:
     for name in ("budget", "device", "backend", "config", "interval", "missing", "report"):
         assert f"--vram-{name}" in text
         assert f"vram_{name}" in text
+
+
+def test_several_backends_and_no_default_are_an_error_of_who_wants_one(pytester: pytest.Pytester, inner: Inner) -> None:
+    """The built-in demo is not tested in their stead."""
+    pytester.path.joinpath("vram.toml").write_text(
+        "[backend.a]\nengine='command'\nargv=['x']\n[backend.b]\nengine='command'\nargv=['y']\n"
+    )
+    pytester.makepyfile("def test_it(vram_backend): pass\n\ndef test_plain(): pass\n")
+    result = inner("--vram-device=cpu")
+    result.assert_outcomes(errors=1, passed=1)
+    result.stdout.fnmatch_lines(["*several backends ('a', 'b') and no default*--vram-backend=NAME*"])

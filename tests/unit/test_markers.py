@@ -21,6 +21,8 @@ from pytest_vram.errors import BadMarker
         ("max_vram", ("3GB",), {"over": ["total"]}, "over="),
         ("max_vram", ("3GB",), {"scope": None}, "scope=None"),
         ("max_vram", ("3GB",), {"phase": 3}, "phase=3"),
+        ("max_vram", ("3GB",), {"over": "baseline", "scope": "process"}, "no baseline in scope 'process'"),
+        ("max_vram", ("3GB",), {"over": "baseline", "scope": "device"}, "no baseline in scope 'device'"),
         ("max_vram", ("3GB",), {"unknown": 3}, "unknown"),
         ("max_host_memory", ("-1GB",), {}, "'-1GB'"),
         ("serial_only", (3,), {}, "reason=3"),

@@ -171,3 +171,16 @@ def test_any_file_gives_specs_or_one_message(tmp_path_factory: pytest.TempPathFa
         read(folder, text.encode("utf-8", "surrogatepass"))
     except BadInput as error:
         assert "\n" not in str(error).strip()
+
+
+def test_several_backends_without_a_default_have_none(tmp_path: Path) -> None:
+    """Nothing is chosen for the user: neither one of his backends nor the demo."""
+    text = "[backend.a]\nengine='command'\nargv=['x']\n[backend.b]\nengine='command'\nargv=['y']\n"
+    assert read(tmp_path, text).default is None
+
+
+def test_what_already_runs_is_not_waited_for_long(tmp_path: Path) -> None:
+    """Attaching has ten seconds by default, starting has two minutes."""
+    found = read(tmp_path, "[backend.a]\nengine='attach'\nurl='http://127.0.0.1:1'\npid=7\n").backends
+    assert found["a"].boot_timeout == 10
+    assert found["demo"].boot_timeout > 10
