@@ -11,8 +11,11 @@ def root_of(url: str, what: str) -> str:
     """The root that paths such as ``/v1/models`` are put after: without ``/v1`` and without a slash at the end.
 
     :param what: where the URL was written, for messages.
-    :raises BadSpec: it is not an ``http`` or ``https`` URL with a host.
+    :raises BadSpec: it is not an ``http`` or ``https`` URL with a host, or it carries a password.
     """
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        # Not shown here either: URLs stand in reports, journals and messages.
+        raise BadSpec(f"{what} holds a user name or a password, which every report would show: take it out")
     try:
         split = urlsplit(url)
         right = _is_one_word(url) and split.scheme in ("http", "https") and bool(split.hostname) and split.port != 0

@@ -37,7 +37,7 @@ class Attach(Engine):
             )
         if spec.pid is not None and spec.process is not None:
             raise BadSpec(f"{where} has both `pid` and `process`: keep one of them")
-        if spec.pid is not None and not psutil.pid_exists(spec.pid):
+        if spec.pid is not None and not _runs(spec.pid):
             raise BadSpec(f"`pid` of {where} is {spec.pid}, but no such process runs")
         health = spec.health or HEALTH
         if "://" in health:
@@ -60,3 +60,10 @@ class Attach(Engine):
     def capabilities(self, spec: BackendSpec) -> frozenset[str]:
         """An OpenAI-compatible server; it is not ours to restart."""
         return frozenset({"chat", "completions", "token-counts", "process"})
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return pid > 0 and psutil.pid_exists(pid)
+    except OverflowError:  # more than any system counts to
+        return False

@@ -394,11 +394,15 @@ def test_attach_names_what_to_watch(tmp_path: Path) -> None:
         ({"url": "http://h", "process": "x", "options": {"a": 1}}, "`options`"),
         ({"url": "http://h", "process": "x", "health": "/a\nb"}, "must be a path"),
         ({"url": "http://h", "pid": 2**22 + 1}, "no such process"),
+        ({"url": "http://h", "pid": 10**20}, "no such process"),
+        ({"url": "http://u:sekret@h:1/", "process": "x"}, "holds a user name or a password"),
+        ({"url": "http://h", "process": "x", "health": "http://u:sekret@h/health"}, "holds a user name or a password"),
     ]
     for changes, words in wrong:
         with pytest.raises(BadSpec) as caught:
             engine("attach").plan(BackendSpec(**keys, **changes), PlanContext())
         assert words in str(caught.value)
+        assert "sekret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
