@@ -86,7 +86,7 @@ def _asked(config: pytest.Config) -> bool:
         return True
     if any(_ini_is_set(config, f"vram_{name}") for name in OPTIONS):
         return True
-    if (config.rootpath / "vram.toml").is_file():
+    if os.path.lexists(config.rootpath / "vram.toml"):
         return True
     try:
         project = (config.rootpath / "pyproject.toml").read_bytes()

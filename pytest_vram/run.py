@@ -10,7 +10,6 @@ import datetime
 import os
 import secrets
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,11 +62,12 @@ def new_identity(rootdir: Path) -> Identity:
     now = datetime.datetime.now(datetime.UTC)
     run = f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     base = rootdir / ".vram"
-    if not os.access(base if base.exists() else rootdir, os.W_OK):
-        base = Path(tempfile.gettempdir()) / f"vram-runs-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
     pid = os.getpid()
     try:
         socket, controller = socket_path(run), (pid, start_time(pid))
+        if not os.access(base if base.exists() else rootdir, os.W_OK):
+            # The socket's folder is this user's alone, which a folder for all in the temporary one would not be.
+            base = Path(socket).parent
     except (KeeperError, OSError):  # no keeper here: whoever needs one is told so when it is started
         socket, controller = "", (pid, 0)
     return Identity(id=run, folder=str(base / "runs" / run), socket=socket, controller=controller, rootdir=str(rootdir))
@@ -456,8 +456,11 @@ class Meter:
         :raises BadInput: for a name that is not a string with something in it.
         """
         given: object = name  # tests are rarely type-checked
-        if not isinstance(given, str) or not given:
-            raise BadInput(f"vram.phase({name!r}): the name of a phase is a string, such as 'warm-up'")
+        if not isinstance(given, str) or not given.isprintable() or not 0 < len(given) <= 80:
+            raise BadInput(
+                f"vram.phase({name!r:.90}): the name of a phase is a string of up to 80 printable characters, such as"
+                " 'warm-up'"
+            )
         assert self._attempt.window is not None
         opened = self._run.call(Open(kind="phase", name=name, parent=self._attempt.window))
         assert isinstance(opened, Opened)

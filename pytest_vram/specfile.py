@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib.resources
 import math
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -31,6 +32,8 @@ _ONLY: dict[str, set[str]] = {
     "command": {"model", "argv", "health", "log_patterns", "url", "api_key"},
     "attach": {"url", "pid", "process", "api_key", "model", "log_patterns", "health"},
 }
+#: The kernel's own limit on 64-bit machines.
+_LARGEST_PID = 1 << 22
 T = TypeVar("T")
 _KEYS = _COMMON.union(*_ONLY.values())
 
@@ -63,6 +66,8 @@ def locate(rootdir: Path, named: str | None = None, place: str = "--vram-config"
     path = rootdir / FILE_NAME
     if path.is_file():
         return path
+    if path.is_symlink() or path.exists():
+        raise BadSpec(f"{path} is there, but it is no file that can be read: it is a folder, a broken link or a device")
     project = rootdir / "pyproject.toml"
     if project.is_file() and b"tool.vram" in project.read_bytes():
         return project
@@ -120,10 +125,10 @@ def backend(name: str, body: object, *, origin: str, base: str) -> BackendSpec:
     :raises BadSpec: one line naming file, key, value and what is accepted.
     """
     where = f"{origin}: backend.{name}"
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", name):
+        raise BadSpec(f"{origin}: {name!r} cannot name a backend: use letters, digits, -, _ and .")
     if not isinstance(body, dict):
         raise BadSpec(f"{where} = {body!r} is not a table: write [backend.{name}]")
-    if not name or "/" in name or name.startswith("."):
-        raise BadSpec(f"{origin}: {name!r} cannot name a backend: use letters, digits, - and _")
     merged = _with_profile(body, where)
     _no_unknown(merged, sorted(_KEYS), where)
     engine = _text(merged, "engine", where)
@@ -253,7 +258,7 @@ def _pid(table: Mapping[str, object], where: str) -> int | None:
     value = table.get("pid")
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 2:
+    if isinstance(value, bool) or not isinstance(value, int) or not 2 <= value <= _LARGEST_PID:
         raise BadSpec(f"{where}.pid = {value!r} is not a process id")
     return value
 

@@ -18,7 +18,6 @@ import pytest
 from pytest_vram.cli import project
 from pytest_vram.cli.output import BAD_USE, FAILS, HOLDS, INCONCLUSIVE, INTERRUPTED, Answer, refusal
 from pytest_vram.errors import BadInput
-from pytest_vram.readings import Reading
 from pytest_vram.report.records import RunReport
 from pytest_vram.summary import Collector
 
@@ -71,7 +70,7 @@ class _Watcher:
 
 def run(options: argparse.Namespace, rest: list[str]) -> Answer:
     """Run the suite; exit code 0 when it holds, 1 when it does not, 3 when nothing was measured."""
-    extra = [f"--vram-backend={options.backend}"] if options.backend else []
+    extra = [f"--vram-backend={options.backend}"] if options.backend is not None else []
     return check([*extra, *rest], as_json=options.json)
 
 
@@ -141,7 +140,7 @@ def _answer(code: int, watcher: _Watcher) -> Answer:
     if watcher.interrupted:
         mapped = INTERRUPTED
     elif code == pytest.ExitCode.OK:
-        mapped = HOLDS if watcher.only_collected or _measured(report) else INCONCLUSIVE
+        mapped = HOLDS if watcher.only_collected or _held(report) else INCONCLUSIVE
     elif code in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERNAL_ERROR):
         mapped = FAILS
     else:
@@ -152,9 +151,9 @@ def _answer(code: int, watcher: _Watcher) -> Answer:
     return Answer(code=mapped, document=report)
 
 
-def _measured(report: RunReport | None) -> bool:
-    figures = [figure for test in report.tests for figure in test.peak.values()] if report else []
-    return any(isinstance(figure, Reading) for figure in figures)
+def _held(report: RunReport | None) -> bool:
+    """Whether the tests that passed prove anything: not where nothing was measured or one could not decide."""
+    return report is not None and report.run.verdict == "passed"
 
 
 class _Both(io.StringIO):

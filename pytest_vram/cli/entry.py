@@ -37,10 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``vram``. Returns the exit code: 0 holds, 1 does not, 2 bad use, 3 inconclusive, 130 on Ctrl-C."""
     try:
         code = _ended(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()  # now, and not at the interpreter's end, where nobody could catch it
-    except BrokenPipeError:
-        # The reader of our output has gone, as in `vram doctor | head`; there is nobody to tell.
+        if sys.stdout is not None:  # it is None where the caller closed it
+            sys.stdout.flush()  # now, and not at the interpreter's end, where nobody could catch it
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # A broken pipe is a reader that has gone, as in `vram doctor | head`: there is nobody to tell.
+        if not isinstance(error, BrokenPipeError):
+            progress(f"vram: the output could not be written: {error.strerror}")
         return FAILS
     return code
 

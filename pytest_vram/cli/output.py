@@ -26,11 +26,10 @@ def show(answer: Answer, *, as_json: bool) -> None:
     """Print an answer: the JSON document alone, or the lines."""
     if as_json:
         raw = msgspec.json.format(msgspec.json.encode(answer.document), indent=2)
-        print(raw.decode(), flush=True)
+        print(raw.decode())
         return
     for line in answer.lines:
         print(line)
-    sys.stdout.flush()
 
 
 def refusal(message: str, *, code: int, verb: str) -> Answer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.conftest import Inner
@@ -160,3 +162,19 @@ def test_several_backends_and_no_default_are_an_error_of_who_wants_one(pytester:
     result = inner("--vram-device=cpu")
     result.assert_outcomes(errors=1, passed=1)
     result.stdout.fnmatch_lines(["*several backends ('a', 'b') and no default*--vram-backend=NAME*"])
+
+
+@pytest.mark.parametrize("kind", ["folder", "broken link", "loop", "pipe"])
+def test_a_config_file_that_is_no_file_is_not_ignored(pytester: pytest.Pytester, inner: Inner, kind: str) -> None:
+    """vram.toml that cannot be read ends the run instead of testing the built-in demo."""
+    path = pytester.path / "vram.toml"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("nowhere" if kind == "broken link" else "vram.toml")
+    pytester.makepyfile(TEST)
+    result = inner()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*vram.toml is there, but it is no file that can be read*"])

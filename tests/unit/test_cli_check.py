@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from pytest_vram.cli import check
@@ -13,13 +15,13 @@ READ = Reading(bytes=1, source="host-hwm", scope="run", device="host", exact=Tru
 HOLE = Unmeasurable(reason="nothing there")
 
 
-def report(*peaks: Measured) -> RunReport:
+def report(*peaks: Measured, verdict: Literal["passed", "failed", "inconclusive"] = "passed") -> RunReport:
     """A report whose tests have these peaks."""
     info = RunInfo(
         id="1",
         started="",
         seconds=1.0,
-        verdict="passed",
+        verdict=verdict,
         device="cpu",
         devices=[],
         settings={},
@@ -47,14 +49,14 @@ def test_exit_codes_are_mapped(code: int, expected: int) -> None:
     assert ended(code, report(READ)) == expected
 
 
-@pytest.mark.parametrize("found", [None, report(), report(HOLE), report(HOLE, HOLE)])
-def test_passing_without_a_figure_is_inconclusive(found: RunReport | None) -> None:
-    """Tests that passed while nothing was measured prove nothing: 3, not 0."""
+@pytest.mark.parametrize("found", [None, report(verdict="inconclusive"), report(HOLE, verdict="inconclusive")])
+def test_passing_without_proof_is_inconclusive(found: RunReport | None) -> None:
+    """Tests that passed while nothing was measured, or while one could not decide, prove nothing: 3, not 0."""
     assert ended(0, found) == INCONCLUSIVE
 
 
-def test_one_figure_is_enough_to_have_measured() -> None:
-    """A run in which something was measured is judged by its tests."""
+def test_a_run_that_passed_holds() -> None:
+    """The run's own verdict decides."""
     assert ended(0, report(HOLE, READ)) == HOLDS
 
 

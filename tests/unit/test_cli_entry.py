@@ -111,6 +111,25 @@ def test_answer_lines_and_document(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert json.loads(capsys.readouterr().out) == {"a": 1}
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a full device is a file on Linux only")
+@pytest.mark.parametrize("where", ["closed", "full"])
+def test_output_that_cannot_be_written_is_no_traceback(tmp_path: Path, where: str) -> None:
+    """A closed standard output is no fault; a full disk is one line on the standard error stream."""
+    import subprocess
+
+    code = "import sys; from pytest_vram.cli import main; sys.exit(main(['doctor']))"
+    to = ">&-" if where == "closed" else ">/dev/full"
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -c "$1" {to}', sys.executable, code],
+        cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    if where == "full":
+        assert done.returncode == 1
+        assert "the output could not be written" in done.stderr
+
+
 def test_reader_that_went_away_is_no_traceback(tmp_path: Path) -> None:
     """A closed pipe behind the command, as with `| head -1`, ends it without a traceback."""
     import subprocess
