@@ -15,7 +15,7 @@ from pytest_vram.ledger import Ledger, combined
 from pytest_vram.readings import Measured, Reading
 from pytest_vram.report.records import BackendRecord, Outcome, TestRecord
 from pytest_vram.run import Attempt, Run
-from pytest_vram.spec import Limits, as_table
+from pytest_vram.spec import Limits, as_table, without_secrets
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +71,8 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
         limit, limit_from = _limit_shown(run, attempt, closed)
     if attempt.plan.rate is not None:
         rates = [request.tokens_per_second for request in requests]
-        rate = checks.judge_rate(rates, attempt.plan.rate, limit_from="@min_tokens_per_second")
+        doubts = [request.doubt for request in requests]
+        rate = checks.judge_rate(rates, attempt.plan.rate, limit_from="@min_tokens_per_second", doubts=doubts)
         if rate is not None:
             findings.append(rate)
     record = TestRecord(
@@ -219,7 +220,7 @@ def backend_record(backend: RunningBackend, peak: dict[str, Measured]) -> Backen
         generation=running.generation,
         key=running.key,
         pid=running.pid,
-        command=list(backend.command),
+        command=without_secrets(backend.command),
         spec=as_table(backend.spec),
         log=str(Path(running.log).name),
         ledger=backend.boot.ledger(),

@@ -311,6 +311,16 @@ class Run:
         """Remember that the current test uses this backend."""
         if self.attempt is not None:
             self.attempt.backends[f"{backend.name}#{backend.generation}"] = backend
+        for text in self._kept_from(backend):
+            if text not in self.warnings:
+                self.warnings.append(text)
+
+    @staticmethod
+    def _kept_from(backend: RunningBackend) -> list[str]:
+        names = backend.kept_from_it
+        if not names:
+            return []
+        return [f"kept from backend {backend.name!r}, whose settings are its spec's: {', '.join(sorted(names))}"]
 
     # ------------------------------------------------------------ tests
 

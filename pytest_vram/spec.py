@@ -7,11 +7,16 @@ These are data only. :mod:`pytest_vram.settings` reads them from files and optio
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 OptionValue = str | int | float | bool
+
+HIDDEN = "***"
+_SECRET = re.compile(r"(?:api[-_]?key|token(?!s)|secret|password|passwd|credential)", re.IGNORECASE)
 
 
 class Floors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -140,8 +145,22 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def as_table(spec: BackendSpec) -> dict[str, Any]:
-    """The spec as plain data for reports, without its API key."""
+    """The spec as plain data for reports, without what looks like a secret: keys, tokens and passwords."""
     table: dict[str, Any] = msgspec.to_builtins(spec)
     if table.get("api_key"):
-        table["api_key"] = "***"
+        table["api_key"] = HIDDEN
+    table["env"] = {name: HIDDEN if _SECRET.search(name) else value for name, value in spec.env.items()}
+    table["argv"] = without_secrets(spec.argv)
     return table
+
+
+def without_secrets(argv: Sequence[str]) -> list[str]:
+    """A command line with the values of options such as ``--api-key`` hidden."""
+    shown: list[str] = []
+    hide = False
+    for word in argv:
+        name, equals, _ = word.partition("=")
+        secret = word.startswith("-") and _SECRET.search(name) is not None
+        shown.append(HIDDEN if hide else f"{name}={HIDDEN}" if secret and equals else word)
+        hide = secret and not equals
+    return shown

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pytest_vram import specfile
 from pytest_vram.errors import BadInput, BadSpec
-from pytest_vram.spec import as_table
+from pytest_vram.spec import as_table, without_secrets
 
 
 def read(folder: Path, text: str | bytes) -> specfile.SpecFile:
@@ -152,6 +152,8 @@ def test_an_api_key_never_reaches_a_report(tmp_path: Path) -> None:
     ]
     assert spec.api_key == "hush"
     assert "hush" not in str(as_table(spec))
+    argv = ["serve", "--api-key", "hush", "--token=hush", "--max-tokens", "5"]
+    assert without_secrets(argv) == ["serve", "--api-key", "***", "--token=***", "--max-tokens", "5"]
 
 
 toml_text = st.lists(
