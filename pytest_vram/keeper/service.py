@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -58,6 +59,8 @@ _GREETING_SECONDS = 30.0
 #: Seconds that servers and workers get after SIGTERM when the run is over; all must be gone within 3 s.
 _END_GRACE = 1.0
 _STALE_SECONDS = 60.0
+#: Seconds between two samples while no window is open and nothing boots.
+_IDLE_PERIOD = 0.1
 _OWN_KINDS = frozenset({"run", "keeper", "device", "process", "sample", "gap", "backend", "window", "end"})
 
 
@@ -129,16 +132,30 @@ class Service:
         self._finish_soon(f"sampling broke: {error!r}")
 
     async def _sample(self) -> None:
-        """Tick at absolute deadlines, so that lateness does not add up."""
+        """Tick at absolute deadlines, so that lateness does not add up; slowly while nothing is judged or boots.
+
+        A figure begins at a boundary, when every mark is set back, so that slow ticks before it cost it nothing.
+        """
         period = max(1.0, self.launch.interval_ms) / 1e3
+        opened = asyncio.Event()
+        timeline = self.core.timeline
+        timeline.on_open = opened.set
         due = time.monotonic()
         while True:
-            due += period
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            late = time.monotonic() - due
-            if late > 3 * period:
-                self.core.log("gap", late_ms=round(late * 1e3, 3))
-                due += late // period * period
+            opened.clear()
+            if timeline.busy:
+                due += period
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                late = time.monotonic() - due
+                if late > 3 * period:
+                    self.core.log("gap", late_ms=round(late * 1e3, 3))
+                    due += late // period * period
+            else:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(opened.wait(), max(period, _IDLE_PERIOD))
+                due = time.monotonic()
+                if opened.is_set():
+                    continue
             self.core.tick()
             self.servers.cut_logs()
 

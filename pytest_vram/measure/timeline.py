@@ -13,7 +13,7 @@ epochs short, so that the upper end follows the samples closely.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -237,6 +237,8 @@ class Timeline:
         self._spans: set[Span] = set()
         self._intervals: deque[tuple[int, int]] = deque(maxlen=_KEPT_INTERVALS)
         self._looked = 0
+        #: Called when a span is opened: from now on every sample counts.
+        self.on_open: Callable[[], None] = lambda: None
         self.ticks = 0
         self.last_tick: int | None = None
 
@@ -250,11 +252,11 @@ class Timeline:
     def tick(self, now: int) -> None:
         """One sample."""
         if self.last_tick is not None:
-            interval = now - self.last_tick
-            self._intervals.append((now, interval))
-            for span in self._spans:
-                span.longest_gap = max(span.longest_gap, now - max(self.last_tick, span.t))
-        self.last_tick = now
+            self._intervals.append((now, now - self.last_tick))
+        for span in self._spans:
+            span.longest_gap = max(span.longest_gap, now - max(self.last_tick or 0, span.t))
+        # Without a span there is no hurry: how long it is to the next sample says nothing.
+        self.last_tick = now if self._spans else None
         self.ticks += 1
         self._read(now, reset=False)
 
@@ -344,7 +346,13 @@ class Timeline:
         """Begin a span. The caller has just called :meth:`boundary`, or knows that nothing runs."""
         span = Span(now, self.ticks, owners, pid)
         self._spans.add(span)
+        self.on_open()
         return span
+
+    @property
+    def busy(self) -> bool:
+        """Whether any span is open."""
+        return bool(self._spans)
 
     def use(self, span: Span, owners: Iterable[str]) -> None:
         """Let a span use these backends from now on. Call :meth:`boundary` first."""

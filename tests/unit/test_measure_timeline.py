@@ -288,6 +288,23 @@ def test_rate_of_a_window(machine: Machine) -> None:
     assert machine.probe.closed
 
 
+def test_samples_without_a_window_have_no_rate(machine: Machine) -> None:
+    """While nothing is open samples may come slowly; a window that opens then has the rate of its own samples."""
+    told: list[bool] = []
+    machine.timeline.on_open = lambda: told.append(machine.timeline.busy)
+    machine.tick()
+    machine.t += 100_000_000
+    machine.tick()
+    span = machine.timeline.open(machine.boundary())
+    assert told == [True]
+    for _ in range(3):
+        machine.tick()
+    assert machine.timeline.rate(span) == (3, 10.0, 10.0)
+    assert machine.timeline.rate() == (5, 10.0, 10.0)
+    machine.timeline.close(span)
+    assert not machine.timeline.busy
+
+
 def test_a_device_without_processes_is_its_only_backends(machine: Machine) -> None:
     """A device that does not say who holds its memory stands for one backend, not for one of two."""
     machine.probe.per_process = False
