@@ -316,15 +316,14 @@ class VramClient(_Client):
 
     def _exchange(self, call: _Call) -> None:
         try:
-            with (
-                _http(call.target, call.remaining()) as http,
-                http.stream(call.method, call.target.address(call.path), json=call.body) as response,
-            ):
-                collector = call.collector(response)
-                for chunk in response.iter_bytes():
-                    collector.feed(chunk, call.elapsed())
-                    call.remaining()
-                call.done(collector)
+            with _http(call.target, call.remaining()) as http:
+                call.start(call.waited)  # making a client takes its time, which is not the server's
+                with http.stream(call.method, call.target.address(call.path), json=call.body) as response:
+                    collector = call.collector(response)
+                    for chunk in response.iter_bytes():
+                        collector.feed(chunk, call.elapsed())
+                        call.remaining()
+                    call.done(collector)
         except VramError as error:
             call.failed(error)
         except _transport_errors() as error:
@@ -389,21 +388,25 @@ class AsyncVramClient(_Client):
         import anyio
 
         try:
-            with anyio.fail_after(call.remaining()):
-                async with (
-                    _async_http(call.target, call.remaining()) as http,
-                    http.stream(call.method, call.target.address(call.path), json=call.body) as response,
-                ):
-                    collector = call.collector(response)
-                    async for chunk in response.aiter_bytes():
-                        collector.feed(chunk, call.elapsed())
-                    call.done(collector)
+            async with _async_http(call.target, call.remaining()) as http:
+                call.start(call.waited)  # making a client takes its time, which is not the server's
+                with anyio.fail_after(call.remaining()):
+                    await self._stream(http, call)
         except TimeoutError:
             call.failed(_timeout(call.target, call.what))
         except VramError as error:
             call.failed(error)
         except _transport_errors() as error:
             call.failed(_mapped(error, call.target, call.what))
+
+    @staticmethod
+    async def _stream(http: httpx.AsyncClient, call: _Call) -> None:
+        address = call.target.address(call.path)
+        async with http.stream(call.method, address, json=call.body) as response:
+            collector = call.collector(response)
+            async for chunk in response.aiter_bytes():
+                collector.feed(chunk, call.elapsed())
+            call.done(collector)
 
 
 async def _in_thread(function: Callable[..., T], *arguments: Any, abandon: bool = True) -> T:

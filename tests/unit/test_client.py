@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import anyio
 import pytest
 
+from pytest_vram.backends import client as client_module
 from pytest_vram.backends import reply as replies
 from pytest_vram.backends.client import AsyncVramClient, Target, VramClient
 from pytest_vram.backends.record import RequestRecord
@@ -575,3 +577,20 @@ def test_more_waiting_tasks_than_threads_do_not_block_each_other(server: Server,
 
     anyio.run(run)
     assert len(client.requests) == 60
+
+
+def test_making_a_client_is_not_the_servers_time(
+    server: Server, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Latency counts from the sending: what it takes to make an HTTP client before does not slow the rate."""
+    made: list[int] = []
+    real = client_module._http
+
+    def slow(*arguments: Any) -> Any:
+        http = real(*arguments)
+        made.append(time.monotonic_ns())
+        return http
+
+    monkeypatch.setattr(client_module, "_http", slow)
+    record = VramClient(target).complete("x").record
+    assert record.t >= made[0]
