@@ -52,6 +52,8 @@ def _wait(keeper: int) -> None:
         if pid != keeper:
             continue
         if not os.WIFSTOPPED(status):
+            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+                os.write(2, b"the keeper computed without a pause, perhaps in a regular expression, and was ended\n")
             return
         os.write(2, b"the keeper was stopped (%s); it goes on\n" % signal.Signals(os.WSTOPSIG(status)).name.encode())
         os.kill(keeper, signal.SIGCONT)

@@ -23,6 +23,8 @@ from pytest_vram.units import mib
 
 _ROUND = 0.01
 _BETWEEN_CHECKS = 0.02
+#: Seconds within which something must listen at the address of a server that runs already; it may still be loading.
+_ATTACH_SECONDS = 3.0
 _INTERPRETER = re.compile(r"(python|pypy|node|ruby|perl|bash|sh|dash|java|deno|bun)[\d.]*")
 
 
@@ -48,6 +50,7 @@ class Boot:
         self._said_ready = False
         self._check: asyncio.Task[int | str | bool] | None = None
         self._last_answer = ""
+        self._unheard = False
 
     # ------------------------------------------------------------ the whole way
 
@@ -205,6 +208,7 @@ class Boot:
     async def _until_ready(self, deadline: float) -> None:
         server = self._server
         gone = asyncio.ensure_future(server.gone.wait())
+        patience = time.monotonic() + _ATTACH_SECONDS
         try:
             while True:
                 self._follow()
@@ -216,6 +220,11 @@ class Boot:
                 if time.monotonic() >= deadline:
                     self._follow()
                     raise BootTimeout(self._too_late())
+                if self._unheard and time.monotonic() >= patience:
+                    raise BootFailed(
+                        f"Backend {self._plan.name!r} cannot be attached: nothing answers at {server.url}"
+                        f" ({self._last_answer}). Start it, or correct `url`."
+                    )
                 await asyncio.wait({gone}, timeout=_ROUND)
         finally:
             gone.cancel()
@@ -231,9 +240,12 @@ class Boot:
         server.boot_peak = core.timeline.peaks(self._span, "backend")
         server.host_boot_peak = core.timeline.host_peak(self._span)
         server.state = "ready"
+        if server.attached and self._port is not None:
+            server.doubt = self._answered_by_others(self._port)
         core.log(
             "backend",
             state="ready",
+            doubt=server.doubt,
             seconds=round((server.t_ready - server.t_start) / 1e9, 3),
             boot_peak=server.boot_peak,
             at_ready=server.at_ready,
@@ -323,6 +335,9 @@ class Boot:
             return False
         answer, self._check = self._check.result(), None
         self._last_answer = f"HTTP status {answer}" if type(answer) is int else str(answer)
+        server = self._server
+        # A server that runs already is not to be waited for when it refuses; one that is busy or loads is.
+        self._unheard = server.attached and type(answer) is str and not answer.startswith(health.LATE)
         return answer is True or answer == 200
 
     async def _ask(self) -> int | str | bool:
@@ -376,6 +391,27 @@ class Boot:
             name = stat.name if stat is not None else "?"
             return f"process {owners[0]} ({arguments or name})"
         return None
+
+    def _answered_by_others(self, port: int) -> str | None:
+        """Why an attached process may not be the one that answers, for a person; a proxy may stand before it."""
+        owners = self._listening(port)
+        core = self._core
+        core.members.scan()
+        own = {member.pid for member in core.members.of(self._server.label)}
+        if not owners or own.intersection(owners):
+            return None
+        for pid in own:
+            # A router answers, and its child holds the memory.
+            while (stat := procfs.read_stat(pid)) is not None and stat.parent > 1:
+                pid = stat.parent
+                if pid in owners:
+                    return None
+        stat = procfs.read_stat(owners[0])
+        name = stat.name if stat is not None else "?"
+        return (
+            f"port {port} of {self._server.label} is answered by process {owners[0]} ({name}), which is none of those"
+            " that are measured"
+        )
 
     # ------------------------------------------------------------ what went wrong
 

@@ -162,7 +162,12 @@ class KeeperClient:
         )
 
     def _see_log(self) -> str:
-        return f" Its log is {self._log}." if self._log is not None else ""
+        if self._log is None:
+            return ""
+        from pytest_vram.keeper.processes import tail
+
+        last = tail(self._log, 1).strip()
+        return f" Its log is {self._log}; it ends with: {last.rstrip('.')}." if last else f" Its log is {self._log}."
 
 
 def _patience(request: Request) -> float | None:

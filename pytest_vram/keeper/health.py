@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from urllib.parse import urlsplit
 
 _TIMEOUT = 5.0
 _MOST = 8192
+#: How the words begin for somebody who does not answer in time, as against nobody.
+LATE = "no answer within"
 
 
 def address(url: str) -> tuple[str, int, bool]:
@@ -27,8 +30,10 @@ async def get(url: str, *, key: str | None = None, timeout: float = _TIMEOUT) ->
     try:
         return await asyncio.wait_for(_get(url, key), timeout)
     except TimeoutError:
-        return f"no answer within {timeout:g} s"
+        return f"{LATE} {timeout:g} s"
     except (OSError, ssl.SSLError, asyncio.IncompleteReadError, ValueError) as error:
+        if isinstance(error, ConnectionError) and error.errno is not None:
+            return os.strerror(error.errno).lower()
         return str(getattr(error, "strerror", None) or error) or type(error).__name__
 
 

@@ -23,6 +23,7 @@ class Server:
 
     :ivar state: ``starting``, ``ready``, ``failed``, ``died``, ``stopping`` or ``stopped``.
     :ivar label: ``name#generation``, unique in the run; owner of its processes.
+    :ivar doubt: why its figures may not be those of what answers; ``None`` when there is no reason to think so.
     :ivar gone: set when its main process has ended. :ivar death: one sentence, once it died after it was ready.
     """
 
@@ -51,6 +52,7 @@ class Server:
         self.at_start: dict[str, Measured] = {}
         self.at_ready: dict[str, Measured] = {}
         self.death: str | None = None
+        self.doubt: str | None = None
         self.follower: Follower | None = None
         self.log_offset = 0
         self.kernel_kills: int | None = None

@@ -59,6 +59,8 @@ _GREETING_SECONDS = 30.0
 #: Seconds that servers and workers get after SIGTERM when the run is over; all must be gone within 3 s.
 _END_GRACE = 1.0
 _STALE_SECONDS = 60.0
+#: Seconds of processor time that one step may take: a regular expression can take for ever.
+_MOST_COMPUTING = 5.0
 #: Seconds between two samples while no window is open and nothing boots.
 _IDLE_PERIOD = 0.1
 _OWN_KINDS = frozenset({"run", "keeper", "device", "process", "sample", "gap", "backend", "window", "end"})
@@ -158,6 +160,9 @@ class Service:
                     continue
             self.core.tick()
             self.servers.cut_logs()
+            # The signal that ends this process if it computes for so long without coming here again, and servers with
+            # it. Time in which it is stopped or frozen does not count.
+            signal.setitimer(signal.ITIMER_PROF, _MOST_COMPUTING)
 
     def _controller_ended(self) -> None:
         self._controller_gone.set()

@@ -295,6 +295,10 @@ class Windows:
                 for phase in server.phases:
                     if phase.peak:
                         _merge(phases, phase.name, phase.peak)
+        doubts = [server.doubt for server in window.servers.values() if server.doubt is not None]
+        if doubts:
+            run, backend = _doubted(run, doubts), _doubted(backend, doubts)
+            phases = {name: _doubted(peaks, doubts) for name, peaks in phases.items()}
         trouble = [sentence for sentence in (self._core.journal_trouble,) if sentence is not None]
         return Closed(
             t0=span.t,
@@ -314,6 +318,16 @@ class Windows:
             trouble=trouble,
             sampling=sampling(timeline.rate(span)),
         )
+
+
+def _doubted(figures: dict[str, Measured], doubts: list[str]) -> dict[str, Measured]:
+    """The figures with reasons why something may be missing in them."""
+    return {
+        label: msgspec.structs.replace(figure, exact=False, note="; ".join(filter(None, [figure.note, *doubts])))
+        if isinstance(figure, Reading)
+        else figure
+        for label, figure in figures.items()
+    }
 
 
 def _larger(one: Measured, two: Measured) -> Measured:

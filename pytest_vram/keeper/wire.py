@@ -38,7 +38,7 @@ def frame(message: Request | Reply) -> bytes:
     """
     try:
         body = _ENCODER.encode(message)
-    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
         raise BadFrame(f"the message cannot be written as JSON: {error}") from None
     if len(body) > LARGEST:
         raise BadFrame(f"the message has {len(body):,} bytes and the largest allowed is {LARGEST:,}")

@@ -414,3 +414,13 @@ def test_a_request_that_cannot_be_is_refused(run: Run) -> None:
     client.send(Note(kind=5))  # type: ignore[arg-type]
     closed(client, window)
     assert [line for line in run.journal("note") if "was refused" in line["text"]]
+
+
+def test_a_keeper_that_computes_without_end(run: Run) -> None:
+    """A pattern that takes for ever ends the keeper and all that it owns, and the client is told why."""
+    client = run.start().client()
+    made = msgspec.structs.replace(plan("flood=1"), port_pattern="x((x|xx)+)+$y(1)")
+    with pytest.raises(KeeperLost, match="computed without a pause, perhaps in a regular expression"):
+        acquire(client, made)
+    assert until(lambda: not of_run(run.id), WITHIN)
+    os.unlink(run.launch.socket)

@@ -328,6 +328,28 @@ def test_attaching_by_pid_and_name(run: Run, client: KeeperClient) -> None:
         daemon.stdout.close()
 
 
+def test_attaching_to_one_that_does_not_answer(run: Run, client: KeeperClient) -> None:
+    """Figures of a process that is not the one that answers are in doubt; nobody at the address is an error, soon."""
+    running = acquire(client, plan(), opened(client, "other"))
+    port = int(running.url.rpartition(":")[2])
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        attach = LaunchPlan(name="d", engine="attach", url=running.url, health="/", pid=sleeper.pid, own_port=False)
+        window = opened(client)
+        acquire(client, attach, window)
+        figures = closed(client, window)
+        for table in (figures.run, figures.backend):
+            peak = table["host"]
+            assert isinstance(peak, Reading)
+            assert not peak.exact
+            assert f"port {port} of d#1 is answered by process {running.pid} (python" in (peak.note or "")
+        with socket.socket() as closed_port:
+            closed_port.bind(("127.0.0.1", 0))
+            url = f"http://127.0.0.1:{closed_port.getsockname()[1]}"
+            with pytest.raises(BootFailed, match="cannot be attached: nothing answers at http"):
+                acquire(client, LaunchPlan(name="e", engine="attach", url=url, health="/", pid=sleeper.pid))
+        sleeper.kill()
+
+
 def test_finish_ends_everything(run: Run, client: KeeperClient) -> None:
     """After Finish nothing of the run is alive, and the journal says how it ended."""
     acquire(client, plan("daemon"))
