@@ -273,6 +273,7 @@ def test_quiet_runs_get_one_line(project: pytest.Pytester, inner: Inner, argumen
 
 def test_workers_share_one_keeper_and_one_report(project: pytest.Pytester, inner: Inner) -> None:
     """Under xdist the failing test fails in its worker and stands in the controller's report."""
+    pytest.importorskip("xdist")
     project.makepyfile(
         """
         import pytest
