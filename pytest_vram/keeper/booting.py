@@ -242,10 +242,11 @@ class Boot:
         server.state = "ready"
         if server.attached and self._port is not None:
             server.doubt = self._answered_by_others(self._port)
+            if server.doubt is not None:
+                core.log("note", text=server.doubt)
         core.log(
             "backend",
             state="ready",
-            doubt=server.doubt,
             seconds=round((server.t_ready - server.t_start) / 1e9, 3),
             boot_peak=server.boot_peak,
             at_ready=server.at_ready,
@@ -474,7 +475,10 @@ def with_evidence(text: str, server: Server) -> str:
     if last:
         cut = server.capped.words() if server.capped is not None else ""
         return f"{message} Last lines of {server.log}{cut}:\n{last}"
-    return message if server.log is None else f"{message} It wrote nothing to {server.log}."
+    if server.log is None:
+        return message
+    full = " The disk has no space left." if processes.disk_full(server.log) else ""
+    return f"{message} It wrote nothing to {server.log}.{full}"
 
 
 def _reason(failure: Failure) -> str:

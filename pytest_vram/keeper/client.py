@@ -29,6 +29,7 @@ from pytest_vram.measure.procfs import start_time
 LOG_NAME = "keeper.log"
 _GREETING_SECONDS = 10.0
 _ANSWER_SECONDS = 60.0
+_LAST_WORDS_SECONDS = 0.5
 
 
 class KeeperClient:
@@ -166,7 +167,10 @@ class KeeperClient:
             return ""
         from pytest_vram.keeper.processes import tail
 
-        last = tail(self._log, 1).strip()
+        # Its guard says why it ended a moment after its end was seen here.
+        patience = time.monotonic() + _LAST_WORDS_SECONDS
+        while not (last := tail(self._log, 1).strip()) and time.monotonic() < patience:
+            time.sleep(0.02)
         return f" Its log is {self._log}; it ends with: {last.rstrip('.')}." if last else f" Its log is {self._log}."
 
 

@@ -191,6 +191,15 @@ def exit_words(code: int | None, *, mark: int | None = None, kernel_kills: int =
     return f"was killed by {name}"
 
 
+def disk_full(path: Path) -> bool:
+    """Whether nothing can be added to this file for want of space."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize < 4096 and found.f_blocks > 0
+
+
 def tail(path: Path | None, lines: int = 15, *, secrets: tuple[str, ...] = ()) -> str:
     """The last lines of a log, indented, without control characters and secrets; empty when there are none."""
     if path is None:

@@ -27,9 +27,10 @@ if os.fork() == 0:
     os.setsid()
     if os.fork():
         os._exit(0)
+    drop = "del block; " if "drop" in words else ""
     hold = (
-        "import os, sys, time; block = bytearray(%d); open(%r, 'w').write(str(os.getpid())); time.sleep(600)"
-        % (size, path)
+        "import os, sys, time; block = bytearray(%d); %sopen(%r, 'w').write(str(os.getpid())); time.sleep(600)"
+        % (size, drop, path)
     )
     if "forked" in words:
         exec(hold)
@@ -146,12 +147,11 @@ def test_a_stranger_is_not_counted(client: KeeperClient, pids: Path) -> None:
 def test_a_daemon_that_an_earlier_keeper_missed(tmp_path: Path, pids: Path) -> None:
     """A daemon from before the keeper counts with what it holds, not with what it once held."""
     made = Run(tmp_path)
-    made.start()
-    pid = daemon(pids, 100 * MIB, run=made)
-    client = made.client()
-    window = opened(client)
-    figures = closed(client, window)
+    pid = daemon(pids, 150 * MIB, "drop", run=made)
+    client = made.start().client()
+    figures = closed(client, opened(client))
     assert pid in {share.pid for share in figures.shares}
+    assert reading(figures.run["host"]).upper < 60 * MIB
     made.close()
 
 

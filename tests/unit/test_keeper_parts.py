@@ -20,7 +20,7 @@ from pytest_vram.keeper.booting import _program_names
 from pytest_vram.keeper.core import file_name
 from pytest_vram.keeper.logs import CappedLog, LogReader
 from pytest_vram.keeper.messages import LARGEST, Acquire, Done, Failed, Hello, Note, Status
-from pytest_vram.keeper.processes import Watch, exit_words, tail
+from pytest_vram.keeper.processes import Watch, disk_full, exit_words, tail
 from pytest_vram.keeper.service import remove_stale
 from pytest_vram.keeper.turns import Turns
 from pytest_vram.keeper.windows import Admission
@@ -416,6 +416,16 @@ def test_sockets_of_dead_keepers_are_removed(tmp_path: Path) -> None:
         assert remove_stale(tmp_path) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["busy.sock", "other", "young.sock"]
     assert remove_stale(tmp_path / "none") == 0
+
+
+def test_a_full_disk_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk without space is told from one with it, and from a file that is not there."""
+    assert not disk_full(tmp_path)
+    assert not disk_full(tmp_path / "none")
+    real = os.statvfs(tmp_path)
+    full = os.statvfs_result([*real[:3], 0, 0, *real[5:]])
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    assert disk_full(tmp_path)
 
 
 def test_equal_plans_have_one_key() -> None:
