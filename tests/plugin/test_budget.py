@@ -343,3 +343,47 @@ def test_an_undecided_test_says_why_in_every_mode(project: pytest.Pytester, inne
         text = " ".join(inner("--vram-device=cpu", *arguments).stdout.str().split())
         assert "test_open" in text
         assert "phase 'nosuch' did not occur in this window" in text
+
+
+def test_the_closest_marker_holds(project: pytest.Pytester, inner: Inner) -> None:
+    """A marker of the test takes the place of its class's and its module's; limits of other scopes stay."""
+    project.makepyfile(
+        """
+        import pytest
+        from children import child
+        from pytest_vram import max_vram
+
+        pytestmark = max_vram("50MB")
+
+        @max_vram("100MB")
+        class TestAll:
+            @max_vram("1GB")
+            def test_own(self): child(200)
+
+            def test_of_the_class(self): child(70)
+
+            @max_vram("10MB", scope="backend")
+            def test_other_scope(self): child(200)
+
+        def test_of_the_module(): child(70)
+        """
+    )
+    result = inner("--vram-device=cpu", "--vram-report=out.json")
+    outcomes = {test["nodeid"].rpartition("::")[2]: test for test in report(project)["tests"]}
+    assert outcomes["test_own"]["outcome"] == "passed"
+    assert outcomes["test_of_the_class"]["outcome"] == "passed"
+    assert outcomes["test_other_scope"]["outcome"] == "failed"
+    assert "100MB" in outcomes["test_other_scope"]["findings"][0]["text"]
+    assert outcomes["test_of_the_module"]["outcome"] == "failed"
+    assert result.ret == 1
+
+
+def test_windows_close_where_no_call_is_made(project: pytest.Pytester, inner: Inner) -> None:
+    """With --setup-only there is no call to judge; each test's window is closed before the next one's opens."""
+    project.makepyfile("def test_a(vram): pass\n\ndef test_b(vram): pass\n")
+    result = inner("--vram-device=cpu", "--vram-budget=1GB", "--setup-only")
+    assert result.ret == 0
+    (path,) = (project.path / ".vram" / "runs").glob("*/journal.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    events = [line["event"] for line in lines if line["kind"] == "window" and line["what"] == "test"]
+    assert events == ["open", "close", "open", "close"]
