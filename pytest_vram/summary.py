@@ -267,6 +267,7 @@ class Collector:
         lines = reports.summary(self.report, verbosity=verbosity, width=width, unicode=_is_unicode())
         if not lines:
             return
+        terminalreporter.ensure_newline()
         if verbosity >= 0:
             terminalreporter.section("vram")
         colour = {"passed": "green", "failed": "red", "inconclusive": "yellow"}[self.report.run.verdict]

@@ -299,7 +299,7 @@ class Windows:
         if doubts:
             run, backend = _doubted(run, doubts), _doubted(backend, doubts)
             phases = {name: _doubted(peaks, doubts) for name, peaks in phases.items()}
-        trouble = [sentence for sentence in (self._core.journal_trouble,) if sentence is not None]
+        trouble = [*doubts, *(sentence for sentence in (self._core.journal_trouble,) if sentence is not None)]
         return Closed(
             t0=span.t,
             t1=t,
