@@ -186,8 +186,9 @@ def test_idle_memory_settles(client: KeeperClient) -> None:
     now = reading(figures.backend["host"])
     assert now.source == "host-anon"
     assert now.bytes >= 50 * MIB
-    code = "import time\nb = bytearray(1)\nwhile True:\n b = bytearray(len(b) + (8 << 20)); time.sleep(0.02)"
+    code = "import time\nkept = []\nwhile True:\n kept.append(b'x' * (8 << 20)); time.sleep(0.02)"
     with subprocess.Popen([sys.executable, "-S", "-c", code]) as grower:
+        assert until(lambda: _resident(grower.pid) > 60 * MIB)
         moving = client.call(Now(settle=0.3))
         grower.kill()
     assert isinstance(moving, Figures)

@@ -32,6 +32,9 @@ def doctor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Captu
     return run
 
 
+LLAMA_SERVER = "version: 1234 (abcdef)\n-m, --model FNAME  path\n--host HOST  address\n--port PORT  port"
+
+
 def engine(folder: Path, text: str) -> None:
     """Put an executable llama-server that prints this into a folder."""
     folder.mkdir(parents=True)
@@ -63,7 +66,7 @@ def test_a_default_backend_that_cannot_start_is_trouble(
     code, found = doctor()
     assert code == 1
     assert any("'demo' cannot be started" in text and "vram demo" in text for text in found["trouble"])
-    engine(tmp_path / "bin", "version: 1234 (abcdef)\n-m, --model FNAME  path\n--host HOST  address\n--port PORT  port")
+    engine(tmp_path / "bin", LLAMA_SERVER)
     (tmp_path / "project" / "m.gguf").write_bytes(b"GGUF" + bytes(60))
     Path("vram.toml").write_text("[backend.mine]\nengine = 'llama-server'\nmodel = 'm.gguf'\n")
     code, found = doctor()
@@ -81,8 +84,9 @@ def test_a_default_backend_that_cannot_start_is_trouble(
         ("[backend.x]\nengine = 'llama-server'", "model"),
     ],
 )
-def test_what_a_run_would_refuse_is_trouble_here_already(doctor: Any, text: str, part: str) -> None:
+def test_what_a_run_would_refuse_is_trouble_here_already(doctor: Any, tmp_path: Path, text: str, part: str) -> None:
     """A setting or a backend that cannot be used is found without a run."""
+    engine(tmp_path / "bin", LLAMA_SERVER)
     Path("vram.toml").write_text(text)
     code, found = doctor()
     assert code == 1
