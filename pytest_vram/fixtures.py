@@ -1,6 +1,6 @@
 """The fixtures. They delegate to :mod:`pytest_vram.run`, which is imported on use.
 
-Standard library and pytest only: the plugin imports this module at load.
+The plugin imports this module at load, so it imports nothing but pytest; the rest follows when a fixture is used.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_vram.errors import VramError
-from pytest_vram.outcomes import failure
 from pytest_vram.stash import RUN
 
 if TYPE_CHECKING:
@@ -30,32 +28,32 @@ def run_of(config: pytest.Config) -> Run:
 @pytest.fixture
 def vram(request: pytest.FixtureRequest) -> Meter:
     """The meter of this test: ``peak``, ``now()``, ``idle()``, ``phase(name)``, ``readings``; figures in bytes."""
-    try:
+    from pytest_vram.outcomes import told
+
+    with told():
         return run_of(request.config).meter()
-    except VramError as error:
-        raise failure(error) from None
 
 
 @pytest.fixture
 def vram_backends(request: pytest.FixtureRequest) -> Pool:
     """The backends of this run: ``spec(name, **overrides)`` and ``acquire(spec)``, for tests that need several."""
+    from pytest_vram.outcomes import told
+
     run = run_of(request.config)
-    try:
+    with told():
         run.meter()  # a backend is used within a window, so that its memory can be told apart
         return run.pool
-    except VramError as error:
-        raise failure(error) from None
 
 
 @pytest.fixture
 def vram_backend(request: pytest.FixtureRequest, vram_backends: Pool) -> RunningBackend:
     """The running backend of this test: the one of its ``vram_backend`` marker, else the default one."""
+    from pytest_vram.outcomes import told
+
     run = run_of(request.config)
     plan = run.attempt.plan if run.attempt else None
-    try:
+    with told():
         return run.backend(plan.backend if plan else None, plan.overrides if plan else {})
-    except VramError as error:
-        raise failure(error) from None
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """The markers: their help lines, their signatures and the check of their arguments.
 
 Decorators imported from :mod:`pytest_vram` and ``pytest.mark.*`` are the same objects, so a wrong argument is found
-when the plugin reads the marker, and is an error of that test alone. Standard library only: the plugin imports this
-module at load.
+when the plugin reads the marker, and is an error of that test alone. The plugin imports this module at load, so it
+imports the standard library only, and the rest when a marker is read.
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
-
-from pytest_vram.errors import BadMarker, BadSize
-from pytest_vram.units import parse_size
 
 OVERS = ("total", "baseline")
 SCOPES = ("run", "backend", "process", "device")
@@ -115,6 +112,8 @@ def read(name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> d
 
     :raises BadMarker: naming marker, argument, value and what is accepted; also for a marker that is not built yet.
     """
+    from pytest_vram.errors import BadMarker
+
     marker = MARKERS[name]
     if marker.check is None:
         raise BadMarker(f"@{name} is not built yet in this version of pytest-vram: remove the marker or upgrade")
@@ -124,7 +123,7 @@ def read(name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> d
         raise BadMarker(f"@{name}: {error}; write {marker.signature}") from None
     try:
         return marker.check(*args, **kwargs)
-    except (ValueError, BadSize) as error:
+    except ValueError as error:
         raise BadMarker(f"@{name}: {error}; write {marker.signature}") from None
 
 
@@ -134,7 +133,9 @@ def _one_of(argument: str, value: object, accepted: tuple[str, ...]) -> None:
 
 
 def _size(argument: str, value: object) -> int:
+    from pytest_vram.units import parse_size
+
     try:
         return parse_size(value)
-    except BadSize as error:
+    except ValueError as error:  # BadSize is one
         raise ValueError(f"{argument}: {error}") from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import pytest
@@ -24,3 +26,12 @@ def failure(error: VramError) -> BaseException:
     """The end of a set-up with the message of our own error and no traceback: the message says it all."""
     found: BaseException = pytest.fail.Exception(str(error), pytrace=False)
     return found
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """End the set-up of a test with the message of an error of this package that is raised within."""
+    try:
+        yield
+    except VramError as error:
+        raise failure(error) from None

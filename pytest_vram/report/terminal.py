@@ -131,7 +131,7 @@ def _counts(report: RunReport) -> str:
         count = report.run.counts.get(outcome, 0)
         if count:
             parts.append(f"{count} {outcome}{'s' if outcome == 'error' and count > 1 else ''}")
-    measured = len({test.nodeid for test in report.tests if _figures(test.peak)})
+    measured = len({test.nodeid for test in report.tests if test.outcome != "skipped" and _figures(test.peak)})
     return f"{', '.join(parts) or 'no test took part'}; {measured} measured"
 
 
