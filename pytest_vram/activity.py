@@ -236,7 +236,8 @@ class Activity:
                     f" less than {units.with_mib(wanted['size'])}"
                 )
         if plan.needs_device and not self.run.measurable:
-            reason = f"{Collector.UNMEASURED} {self.run.why_unmeasurable()}; {ways_on(self.run.settings)}"
+            hint = "" if self.run.host_only else " (--vram-device=cpu measures host memory instead)"
+            reason = f"{Collector.UNMEASURED} {self.run.why_unmeasurable()}{hint}"
             if self.run.settings.missing == "fail":
                 # Raised before the set-up, yet a failure and no error: the collector shows it so.
                 self._missing = f"{reason} (--vram-missing=fail makes this a failure)"
@@ -302,6 +303,9 @@ class Activity:
         """A test of ours that ended before its window was opened stands in the report as well."""
         data: dict[str, Any] = getattr(report, "vram", {"category": None})
         outcome: Outcome = "skipped" if report.skipped else "failed" if data["category"] == "failed" else "error"
+        if isinstance(report.longrepr, tuple):  # a skip of ours is the test's, not this file's
+            path, line, _ = item.location
+            report.longrepr = (path, (line or 0) + 1, report.longrepr[2])
         record = TestRecord(
             nodeid=key_of(item),
             outcome=outcome,

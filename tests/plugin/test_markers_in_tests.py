@@ -57,7 +57,11 @@ def test_a_marker_where_nothing_can_be_measured_skips_loudly(pytester: pytest.Py
     )
     result = inner("-rs", "--vram-device=vulkan:0")
     result.assert_outcomes(skipped=1, passed=1)
-    result.stdout.fnmatch_lines(["*SKIPPED*not measured: nothing can be measured with --vram-device=vulkan:0: *"])
+    result.stdout.fnmatch_lines(
+        [
+            "SKIPPED*test_a_marker_where_nothing*.py:3: not measured: nothing can be measured with --vram-device=vulkan:0: *"
+        ]
+    )
     loud = [line for line in result.stdout.lines if "1 test with VRAM markers SKIPPED" in line]
     assert len(loud) == 1
 
