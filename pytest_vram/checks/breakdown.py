@@ -86,7 +86,7 @@ def _notes(ledger: Ledger, labels: Sequence[str]) -> list[str]:
                 parts.append(f"at most {mib(reading.upper)}")
             elif not reading.exact:
                 parts.append("not exact")
-            if label == HOST:
+            if list(labels) == [HOST]:  # beside a card it is what it is
                 parts.append(STAND_IN)
         if parts:
             notes.append(f"{label}: {', '.join(parts)}")

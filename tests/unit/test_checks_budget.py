@@ -305,3 +305,17 @@ def test_tightest_of_nothing() -> None:
     """Neither a budget nor a marker is a programming error."""
     with pytest.raises(ValueError, match="neither"):
         tightest(None, BUDGET, None, MARKER)
+
+
+def test_host_memory_stands_in_only_where_it_stands_alone() -> None:
+    """Beside a card, the host's column is host memory and stands in for nothing."""
+    from pytest_vram.checks import ledger_table
+    from pytest_vram.ledger import Ledger
+
+    def figure(label: str) -> Reading:
+        return Reading(bytes=1 << 20, source="s", scope="run", device=label, exact=True)
+
+    alone = "\n".join(ledger_table(Ledger(measured={"host": figure("host")}).against({"host": figure("host")})))
+    beside = "\n".join(ledger_table(Ledger().against({"gpu0": figure("gpu0"), "host": figure("host")})))
+    assert "stands in for VRAM" in alone
+    assert "stands in for VRAM" not in beside
