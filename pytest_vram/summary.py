@@ -78,6 +78,8 @@ class Collector:
         self.tests.append(msgspec.convert(data["record"], TestRecord))
         for table in data["backends"]:
             self._backend(msgspec.convert(table, BackendRecord))
+        # pytest keeps every report until the end: what was taken from this one need not be kept twice.
+        report.vram = {"category": data["category"]}  # type: ignore[attr-defined]
 
     def _teardown_failed(self, report: pytest.TestReport) -> None:
         index = self._latest.get(report.nodeid)

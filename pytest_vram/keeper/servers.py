@@ -38,6 +38,7 @@ class Servers:
         self._starting: dict[str, Server] = {}
         self._last_deaths: dict[str, str] = {}
         self._failures: dict[str, list[VramError]] = {}
+        self._plans: dict[str, LaunchPlan] = {}
         self._turns: dict[str, Turns] = {}
         self.workers = 0
         self._closed = False
@@ -168,6 +169,7 @@ class Servers:
         finally:
             self._starting.pop(server.label, None)
         self._by_key[plan.key] = server
+        self._plans[plan.key] = plan
         self._failures.pop(plan.key, None)
         self._last_deaths.pop(plan.key, None)
         asyncio.ensure_future(self._guard(server)).add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -317,20 +319,23 @@ class Servers:
     async def restart(self, key: str, window: Window | None) -> Running:
         """Stop the server with this key and start it again, as the next generation.
 
-        :raises BackendError: there is none, or it is not this run's to restart. :raises BootFailed, BootTimeout: as in
-            :meth:`acquire`.
+        :raises BackendError: there is none, it is not this run's to restart, or another test uses it. :raises
+            BootFailed, BootTimeout: as in :meth:`acquire`.
         """
+        if self._by_key.get(key) is None and key in self._plans:
+            return await self.acquire(self._plans[key], window)  # it died: starting it is what is wanted
         server = self.get(key)
         if server.attached:
             raise BackendError(f"Backend {server.name!r} is attached; what this run did not start it does not restart.")
         users = self._windows.using(server)
+        others = [user.name for user in users if user.kind == "test" and user is not window]
+        if window is not None and others:
+            raise BackendError(
+                f"Backend {server.name!r} cannot be restarted now: {others[0]} uses it. A restart needs its backend"
+                " alone: mark the test that restarts it with @serial_only."
+            )
         await self._stop(server, "restart")
-        running = await self.acquire(server.plan, window)
-        for user in users:
-            # The others that share it go on with the new one.
-            if user is not window and self._by_key.get(key) is not None:
-                self._windows.use(user, self._by_key[key])
-        return running
+        return await self.acquire(server.plan, window)
 
     async def end(self, grace: float) -> None:
         """Stop everything at the same time, with at most ``grace`` seconds each; nothing is started after this."""

@@ -442,8 +442,10 @@ class Service:
             turns = self.servers.turns(server)
             await turns.take(request.timeout)
         try:
+            # A thread may outlive its test while it waits for its turn; its request is then nobody's.
+            parent = request.parent if self.windows.is_open(request.parent) else None
             window, _ = await self.windows.open(
-                "request", request.request, connection.number, connection.pid, parent=request.parent
+                "request", request.request, connection.number, connection.pid, parent=parent
             )
             if server.label not in window.servers:
                 self.windows.use(window, server)

@@ -111,6 +111,10 @@ class Windows:
             raise KeeperError(f"There is no open window {number}; it was closed, or opened at an earlier keeper.")
         return window
 
+    def is_open(self, number: int | None) -> bool:
+        """Whether there is an open window with this number."""
+        return number in self._open
+
     def using(self, server: Server) -> list[Window]:
         """Open windows that use this server."""
         return [window for window in self._open.values() if server.label in window.servers]

@@ -22,6 +22,8 @@ _TABLES = 4
 _LISTED = 5
 #: A gap of this many intervals between two samples is worth a line.
 _POOR = 3.0
+#: What a terminal would obey instead of showing it; reasons and node ids are other people's text.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 #: Seconds below which a share of processor time says nothing.
 _LONG_ENOUGH = 5.0
 
@@ -67,7 +69,7 @@ def _tag(report: RunReport) -> str:
 
 def _row(name: str, text: str, width: int) -> list[str]:
     return textwrap.wrap(
-        text,
+        _CONTROL.sub("?", text),
         width,
         initial_indent=name.ljust(_LABEL),
         subsequent_indent=" " * _LABEL,
@@ -82,14 +84,17 @@ def _row(name: str, text: str, width: int) -> list[str]:
 def _one_line(report: RunReport) -> str:
     parts = [f"vram: {report.run.verdict}", _counts(report)]
     peaks = _highest(report)
-    if peaks and peaks[0][1].upper:
-        label, figure, test = peaks[0]
+    if any(figure.upper for _, figure, _ in peaks):
+        # The one nearest to its limit, or farthest above it; where there are no limits, the highest.
+        label, figure, test = max(
+            peaks, key=lambda peak: (peak[1].upper / peak[2].limit.get(peak[0], 1 << 62), peak[1].upper)
+        )
         limit = test.limit.get(label)
         of = f" of {with_mib(limit)}" if limit is not None else ""
         parts.append(f"highest peak {_amount(figure)}{of} in {_short(test.nodeid, 40)}")
     parts.extend(f"undecided: {test.nodeid}: {_why(test)}" for test in report.tests if test.outcome == "inconclusive")
     parts.extend(f"WARNING: {text}" for text in report.run.warnings)
-    return " ".join("; ".join(parts).split()) + _tag(report)
+    return _CONTROL.sub("?", " ".join("; ".join(parts).split())) + _tag(report)
 
 
 def _lines(report: RunReport, width: int) -> list[str]:
@@ -131,7 +136,14 @@ def _counts(report: RunReport) -> str:
         count = report.run.counts.get(outcome, 0)
         if count:
             parts.append(f"{count} {outcome}{'s' if outcome == 'error' and count > 1 else ''}")
-    measured = len({test.nodeid for test in report.tests if test.outcome != "skipped" and _figures(test.peak)})
+    # A peak of no process at all is a figure, but measures nothing.
+    measured = len(
+        {
+            test.nodeid
+            for test in report.tests
+            if test.outcome != "skipped" and any(figure.upper for figure in _figures(test.peak).values())
+        }
+    )
     return f"{', '.join(parts) or 'no test took part'}; {measured} measured"
 
 
@@ -159,7 +171,8 @@ def _device(device: DeviceInfo) -> str:
 
 
 def _amount(figure: Reading) -> str:
-    return mib(figure.bytes) if figure.upper == figure.bytes else f"{mib(figure.bytes)} to {mib(figure.upper)}"
+    low, high = mib(figure.bytes), mib(figure.upper)
+    return low if low == high else f"{low} to {high}"
 
 
 def _highest(report: RunReport) -> list[tuple[str, Reading, TestRecord]]:
