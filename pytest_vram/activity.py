@@ -218,8 +218,11 @@ class Activity:
         if ATTEMPT in item.stash:
             del item.stash[ATTEMPT]
         plan = self._plan(item)
+        if plan.backend is not None and plan.backend not in self.run.specs.backends:
+            known = specfile.known(self.run.specs.backends, plan.backend)
+            plan.errors.append(f"@vram_backend: {plan.backend!r} is not a backend of the config file: {known}")
         if plan.errors:
-            pytest.fail("\n".join(plan.errors), pytrace=False)
+            pytest.fail("\n".join(dict.fromkeys(plan.errors)), pytrace=False)
         self._admit(plan)
         judged = budget_of(self.run) is not None
         try:

@@ -81,6 +81,21 @@ class Collector:
         # pytest keeps every report until the end: what was taken from this one need not be kept twice.
         report.vram = {"category": data["category"]}  # type: ignore[attr-defined]
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
+        """A test whose xdist worker died is an error of the report as well: its window was never judged."""
+        if self.run is None and not self.tests:
+            return
+        reason = report.longreprtext.strip().splitlines()
+        self.tests.append(
+            TestRecord(
+                nodeid=crashitem,
+                outcome="error",
+                seconds=0.0,
+                reason=reason[0][:300] if reason else "its worker crashed",
+            )
+        )
+
     def _teardown_failed(self, report: pytest.TestReport) -> None:
         index = self._latest.get(report.nodeid)
         if index is not None and self.tests[index].outcome == "passed":
@@ -126,10 +141,12 @@ class Collector:
             self._finish(session, exitstatus)
         except Exception as error:  # noqa: BLE001 - pytest's own results must not be lost for a defect here
             where = traceback.extract_tb(error.__traceback__)[-1]
-            self.defect = (
-                f"vram: WARNING: the report could not be made: {type(error).__name__}: {error}"
-                f" ({Path(where.filename).name}:{where.lineno}); this is a defect of pytest-vram, please report it"
-            )
+            self.defect = f"vram: WARNING: the report could not be made: {error}"
+            if not isinstance(error, OSError):  # such as too many open files, which a test may have brought about
+                self.defect += (
+                    f" ({type(error).__name__}, {Path(where.filename).name}:{where.lineno});"
+                    " this is a defect of pytest-vram, please report it"
+                )
             if not session.exitstatus:
                 session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 

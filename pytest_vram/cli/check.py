@@ -94,15 +94,17 @@ def check(arguments: list[str], *, as_json: bool) -> Answer:
         "-W",
         "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning",
         "-rfEs",  # what was skipped was not proved, and a person must see it; a -r of the user's own comes later
-        *others,
-        # The folder, not its files: pytest names a test outside the root by its path below the argument.
+        # The folder, not its files: pytest names a test outside the root by its path below the argument. Before the
+        # user's own arguments, so that an option without its value does not take it for one.
         str(folder),
+        *others,
     ]
     os.environ.pop("PYTEST_ADDOPTS", None)
     watcher = _Watcher(chosen)
     with _standard_output_elsewhere() if as_json else contextlib.nullcontext(), _heard() as errors:
         code = int(pytest.main(command, plugins=[watcher]))
-    watcher.said = " ".join(line.removeprefix("ERROR: ") for line in errors.getvalue().split("\n") if line).strip()
+    said = [line.removeprefix("ERROR: ") for line in errors.getvalue().split("\n") if line.startswith("ERROR: ")]
+    watcher.said = " ".join(said)
     return _answer(code, watcher)
 
 

@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from pytest_vram.cli.output import BAD_USE, FAILS, INTERRUPTED, Answer, progress, refusal, show
 from pytest_vram.errors import BadInput, VramError
@@ -66,7 +67,11 @@ def _run(arguments: list[str]) -> int:
             f"this verb ({NOT_BUILT[wanted]}) is not built yet in this version, which has {', '.join(sorted(VERBS))}"
         )
         return _refuse(message, BAD_USE, wanted, as_json=as_json)
-    options, rest = parser.parse_known_args(_own(arguments))
+    try:
+        options, rest = parser.parse_known_args(_own(arguments))
+    except BadInput as error:
+        parser.print_usage(sys.stderr)
+        return _refuse(str(error), BAD_USE, wanted or "", as_json=as_json)
     if options.verb is None:
         parser.print_help(sys.stderr)
         return BAD_USE
@@ -90,7 +95,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _refuse(message: str, code: int, verb: str, *, as_json: bool) -> int:
-    progress(f"vram {verb}: {message}")
+    progress(f"vram {verb}: {message}" if verb in VERBS or verb in NOT_BUILT else f"vram: {message}")
     if as_json:
         show(refusal(message, code=code, verb=verb), as_json=True)
     return code
@@ -105,8 +110,15 @@ def _pytest_only(arguments: list[str]) -> list[str]:
     return arguments[arguments.index("--") + 1 :] if "--" in arguments else []
 
 
+class _Parser(argparse.ArgumentParser):
+    """Raises what is wrong with the arguments, so that --json can say it as well."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="vram",
         description="VRAM budgets and regression checks for LLM deployments.",
         epilog=f"Not built yet: {', '.join(sorted(NOT_BUILT))}. Exit codes: 0 what was checked holds, 1 it does not,"

@@ -342,17 +342,8 @@ class Boot:
         return answer is True or answer == 200
 
     async def _ask(self) -> int | str | bool:
-        server, plan = self._server, self._plan
         await asyncio.sleep(_BETWEEN_CHECKS if self._last_answer else 0)
-        if plan.health is None:
-            return await health.connects(server.url) or "no connection"
-        if plan.health.startswith(("http://", "https://")):
-            url = plan.health.replace("{port}", str(self._port))
-        else:
-            url = server.url.rstrip("/") + "/" + plan.health.lstrip("/")
-        # The key goes to the server itself and nowhere else.
-        own = not plan.health.startswith(("http://", "https://")) or url.startswith(server.url)
-        return await health.get(url, key=server.api_key if own else None)
+        return await asked(self._server, self._port)
 
     def _reachable(self, port: int) -> set[int]:
         """Inodes of the sockets that a connection to the server's address would reach."""
@@ -490,3 +481,17 @@ def _reason(failure: Failure) -> str:
     where = f" on {failure.device}" if failure.device else ""
     unsure = "" if failure.certainty == "certain" else f" ({failure.certainty})"
     return f"Out of memory{unsure}: {what}could not be allocated{where}. The engine says: "
+
+
+async def asked(server: Server, port: int | None) -> int | str | bool:
+    """Status of the health check, ``True`` where a connection is all there is to check, or why there is none."""
+    plan = server.plan
+    if plan.health is None:
+        return await health.connects(server.url) or "no connection"
+    if plan.health.startswith(("http://", "https://")):
+        url = plan.health.replace("{port}", str(port))
+    else:
+        url = server.url.rstrip("/") + "/" + plan.health.lstrip("/")
+    # The key goes to the server itself and nowhere else.
+    own = not plan.health.startswith(("http://", "https://")) or url.startswith(server.url)
+    return await health.get(url, key=server.api_key if own else None)

@@ -23,6 +23,7 @@ class Server:
 
     :ivar state: ``starting``, ``ready``, ``failed``, ``died``, ``stopping`` or ``stopped``.
     :ivar label: ``name#generation``, unique in the run; owner of its processes.
+    :ivar timed_out: whether a request to it timed out, so that it is asked how it is before it is used again.
     :ivar doubt: why its figures may not be those of what answers; ``None`` when there is no reason to think so.
     :ivar gone: set when its main process has ended. :ivar death: one sentence, once it died after it was ready.
     """
@@ -53,6 +54,7 @@ class Server:
         self.at_ready: dict[str, Measured] = {}
         self.death: str | None = None
         self.doubt: str | None = None
+        self.timed_out = False
         self.follower: Follower | None = None
         self.log_offset = 0
         self.kernel_kills: int | None = None

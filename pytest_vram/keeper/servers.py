@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 from pytest_vram.errors import BackendDied, BackendError, BootFailed, KeeperError, VramError
-from pytest_vram.keeper import processes
-from pytest_vram.keeper.booting import Boot, ending, with_evidence
+from pytest_vram.keeper import health, processes
+from pytest_vram.keeper.booting import Boot, asked, ending, with_evidence
 from pytest_vram.keeper.core import Core, file_name
 from pytest_vram.keeper.logs import MOST
 from pytest_vram.keeper.messages import Running
@@ -120,6 +120,9 @@ class Servers:
         key = plan.key
         fresh = False
         server = self._by_key.get(key)
+        if server is not None and server.timed_out:
+            await self._look_after(server)
+            server = self._by_key.get(key)
         if server is None or server.state != "ready" or not server.alive():
             task = self._booting.get(key)
             if task is None:
@@ -138,6 +141,18 @@ class Servers:
             self._core.boundary()
             self._windows.use(window, server)
         return server.running(self._pids(server), fresh)
+
+    async def _look_after(self, server: Server) -> None:
+        """A server that let a request time out is asked how it is; one that hangs is ended and a fresh one starts."""
+        port = health.address(server.url)[1] if server.url else None
+        answer = await asked(server, port)
+        if answer is True or answer == 200 or server.attached:
+            server.timed_out = False
+            return
+        self._core.log(
+            "note", text=f"backend {server.label} hangs: after a request timed out its health check said: {answer}"
+        )
+        await self._stop(server, "it hangs: a request timed out, and its health check is not answered")
 
     def _booted(self, key: str, task: asyncio.Task[Server]) -> None:
         self._booting.pop(key, None)
@@ -322,6 +337,8 @@ class Servers:
         :raises BackendError: there is none, it is not this run's to restart, or another test uses it. :raises
             BootFailed, BootTimeout: as in :meth:`acquire`.
         """
+        if window is not None:
+            await self.notice(window)
         if self._by_key.get(key) is None and key in self._plans:
             return await self.acquire(self._plans[key], window)  # it died: starting it is what is wanted
         server = self.get(key)

@@ -462,6 +462,9 @@ class Service:
         await self.servers.notice(connection.turn[0])
         window, turns = connection.turn
         connection.turn = None
+        if request.record.get("result") == "timeout":
+            for server in window.servers.values():
+                server.timed_out = True
         try:
             closed = self.windows.close(window.number)
         finally:

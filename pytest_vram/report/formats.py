@@ -46,11 +46,13 @@ def write(report: RunReport, path: str | Path) -> None:
 
     :raises BadSetting: an unknown format, or a path that cannot be written; the message names path and reason.
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path))  # a link stays one
     encode, _ = _WRITERS[suffix_of(target)]
     data = encode(report)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
+        if target.exists() and not target.is_file():
+            raise OSError(0, "it is there and is no file")
         target.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as stream:
             stream.write(data)

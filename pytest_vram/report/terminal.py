@@ -203,7 +203,7 @@ def _why(test: TestRecord) -> str:
     if text is None:
         return test.reason or "no reason was given"
     first, *rest = text.splitlines()
-    reason = re.search(r"^  (?:reason|trouble) +(.+(?:\n {12,}.+)*)", "\n".join(rest), re.MULTILINE)
+    reason = re.search(r"^  (?:reason|trouble) +(.+(?:\n {8,}.+)*)", "\n".join(rest), re.MULTILINE)
     return f"{first} {' '.join(reason[1].split())}" if reason else first
 
 

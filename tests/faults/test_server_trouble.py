@@ -201,6 +201,25 @@ def test_second(vram_backend, vram_client):
     assert ("ready", 2) in states
 
 
+def test_a_server_that_hangs_is_replaced(pytester: pytest.Pytester, inner: Inner, model: Path) -> None:
+    """A stopped server makes its request time out; the next test gets a fresh one and does not wait again."""
+    spec(pytester, model=str(model), request_timeout=3)
+    test = """
+import os, signal
+
+def test_first(vram_backend, vram_client):
+    os.kill(vram_backend.pid, signal.SIGSTOP)
+    vram_client.complete("a b", max_tokens=2)
+
+def test_second(vram_backend, vram_client):
+    assert vram_backend.generation == 2
+    assert vram_client.complete("a b", max_tokens=2).tokens_out
+"""
+    result, text = outcome(pytester, inner, test=test)
+    result.assert_outcomes(errors=1, passed=1)
+    assert "3 s" in text
+
+
 def test_death_between_tests(pytester: pytest.Pytester, inner: Inner, model: Path) -> None:
     """A server that dies while nobody uses it is simply started again."""
     spec(pytester, model=str(model))

@@ -146,3 +146,13 @@ def test_reader_that_went_away_is_no_traceback(tmp_path: Path) -> None:
     process.wait(30)
     assert "Traceback" not in err
     assert "Exception ignored" not in err
+
+
+@pytest.mark.parametrize("arguments", [["bogus", "--json"], ["doctor", "--reap=yes", "--json"]])
+def test_bad_arguments_are_a_document_too(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    """With --json an argument that cannot be used is said on standard output as well, with exit code 2."""
+    code = main(arguments)
+    captured = capsys.readouterr()
+    assert code == 2
+    assert json.loads(captured.out)["exit"] == 2
+    assert captured.err.strip()
