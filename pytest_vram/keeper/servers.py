@@ -82,6 +82,16 @@ class Servers:
             raise BackendDied(self._last_deaths[key])
         raise BackendError("That backend does not run; it was stopped, or never started by this keeper.")
 
+    async def usable(self, key: str) -> Server:
+        """As :meth:`get`, once a death that was only just noticed is told in full.
+
+        :raises BackendDied: it has died. :raises BackendError: there is none.
+        """
+        server = self._by_key.get(key)
+        if server is not None and server.burial is not None:
+            await asyncio.shield(server.burial)
+        return self.get(key)
+
     def turns(self, server: Server) -> Turns:
         """The queue of a server."""
         return self._turns.setdefault(server.label, Turns())

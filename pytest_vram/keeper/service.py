@@ -47,7 +47,6 @@ from pytest_vram.keeper.messages import (
     Welcome,
 )
 from pytest_vram.keeper.processes import Watch
-from pytest_vram.keeper.server import Server
 from pytest_vram.keeper.servers import Servers
 from pytest_vram.keeper.turns import Turns
 from pytest_vram.keeper.windows import Window, Windows
@@ -435,7 +434,7 @@ class Service:
     async def _turn(self, connection: Connection, request: Turn) -> Granted:
         if connection.turn is not None:
             raise KeeperError("This connection has a turn already; end it first.")
-        server: Server = self.servers.get(request.key)
+        server = await self.servers.usable(request.key)
         before = time.monotonic()
         turns: Turns | None = None
         if request.serial:
