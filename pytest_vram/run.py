@@ -39,7 +39,6 @@ from pytest_vram.keeper.messages import (
 )
 from pytest_vram.readings import Measured, Reading, Unmeasurable
 from pytest_vram.settings import Settings
-from pytest_vram.spec import DeviceSpec
 
 RPC_VARIABLE = "PYTEST_VRAM_RPC"
 
@@ -529,8 +528,3 @@ def capacity_of(devices: Sequence[DeviceInfo]) -> Measured:
     if not readings:
         return Unmeasurable(reason="no device is measured")
     return min(readings, key=lambda reading: reading.bytes)
-
-
-def is_cpu(devices: Sequence[DeviceSpec]) -> bool:
-    """Whether host memory stands in for VRAM."""
-    return any(device.kind == "cpu" for device in devices)

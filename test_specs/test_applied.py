@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_vram import inconclusive
 from pytest_vram.backends.base import Properties
 from pytest_vram.checks import judge_applied, judge_context, judge_layers, judge_loaded
 
@@ -52,7 +53,7 @@ def test_memory_rose_while_it_loaded(vram_backend: RunningBackend) -> None:
     running = vram_backend.running
     labels = sorted(running.at_start.keys() & running.at_ready.keys())
     if not labels:
-        pytest.skip("the server's memory at its start and when it was ready could not be measured")
+        inconclusive("the server's memory at its start and when it was ready could not be measured")
     findings = [judge_loaded(running.at_start[label], running.at_ready[label]) for label in labels]
     if None not in findings:
         hold(findings[0])

@@ -99,7 +99,6 @@ class LlamaCpp:
         self._expect_draft: Literal["model", "context"] | None = None
         self._reload = True
         self._clip: str | None = None
-        self._reserving = False
         self._era = ""
         self._ready = False
         self._last_time: float | None = None

@@ -8,7 +8,6 @@ import re
 import secrets
 import subprocess
 import time
-from collections.abc import Callable
 
 from pytest_vram.bootlog import Failure, Follower
 from pytest_vram.errors import BadInput, BootFailed, BootTimeout
@@ -29,16 +28,12 @@ _INTERPRETER = re.compile(r"(python|pypy|node|ruby|perl|bash|sh|dash|java|deno|b
 
 
 class Boot:
-    """One boot. :meth:`run` returns when the server is ready, else raises; what it started is then still there.
+    """One boot. :meth:`run` returns when the server is ready, else raises; what it started is then still there."""
 
-    :param reap: collects ended children.
-    """
-
-    def __init__(self, core: Core, server: Server, reap: Callable[[], None]) -> None:
+    def __init__(self, core: Core, server: Server) -> None:
         self._core = core
         self._server = server
         self._plan = server.plan
-        self._reap = reap
         self._reader: LogReader | None = None
         self._follower: Follower | None = None
         self._span: Span | None = None

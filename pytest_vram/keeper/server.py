@@ -56,7 +56,6 @@ class Server:
         self.doubt: str | None = None
         self.timed_out = False
         self.follower: Follower | None = None
-        self.log_offset = 0
         self.kernel_kills: int | None = None
         self.burial: asyncio.Future[None] | None = None
 

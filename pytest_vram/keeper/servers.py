@@ -180,7 +180,7 @@ class Servers:
         server = self._new(plan)
         self._starting[server.label] = server
         try:
-            await Boot(core, server, self.reap).run()
+            await Boot(core, server).run()
         except VramError as error:
             self._failures.setdefault(plan.key, []).append(error)
             await self._clear(server, "failed", reason=str(error).splitlines()[0])

@@ -194,10 +194,6 @@ class Members:
         """PIDs of these owners, recently ended ones included; an empty set of owners has none."""
         return self._group(owners) if owners else []
 
-    def has_run(self) -> bool:
-        """Whether any process besides pytest's own is there."""
-        return any(member.owner != PYTEST for member in self._members.values())
-
     def has_young(self) -> bool:
         """Whether a process was seen that has not joined yet: it was forked, or lost its parent, a moment ago."""
         return bool(self._young or self._waiting)

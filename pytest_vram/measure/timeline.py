@@ -18,7 +18,7 @@ from statistics import median
 from typing import NamedTuple
 
 from pytest_vram.measure.members import PYTEST, TEST, UNKNOWN, Member, Members
-from pytest_vram.measure.probes import Figure, HostProbe, Probe, Snapshot
+from pytest_vram.measure.probes import HostProbe, Probe, Snapshot
 from pytest_vram.readings import Measured, Reading, Unmeasurable
 
 #: Marks that together exceed the present sum by this much are stale: bytes.
@@ -460,13 +460,6 @@ class Timeline:
     def run_sums(self) -> list[tuple[str, Sums]]:
         """Label and sums of the whole run at the last read, for the journal."""
         return [(line.probe.info.label, self._sums(line, "run", frozenset())) for line in self._lines]
-
-    def last_marks(self, label: str) -> dict[int, Figure]:
-        """Figures by process at the last read of a device."""
-        for line in self._lines:
-            if line.probe.info.label == label:
-                return line.last.processes
-        return {}
 
     def close_probes(self) -> None:
         """Give up every probe."""
