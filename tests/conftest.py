@@ -9,6 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from pytest_vram.backends import store
+
+# Resolved once, here: the test kit for plugins gives each test a home folder of its own, in which no engine would be
+# found.
+os.environ.setdefault("PYTEST_VRAM_CACHE", str(store.cache_folder()))
+
 Inner = Callable[..., pytest.RunResult]
 
 
