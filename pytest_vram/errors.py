@@ -7,7 +7,8 @@
     │   ├── BadSize           a size that cannot be read
     │   ├── BadSetting        an option, environment variable, ini key or config value
     │   ├── BadSpec           a spec file or a backend in it
-    │   └── BadMarker         arguments of a marker
+    │   ├── BadMarker         arguments of a marker
+    │   └── BadModel          a model file or folder that cannot be sized
     ├── BackendError          the deployment under test
     │   ├── EngineNotFound    no usable engine binary or package
     │   ├── ModelNotFound     no such model, or not a model
@@ -50,6 +51,10 @@ class BadSpec(BadInput):
 
 class BadMarker(BadInput):
     """Arguments of a marker that cannot be used."""
+
+
+class BadModel(BadInput):
+    """A model file or folder that cannot be sized: missing, damaged, hostile, or of another format."""
 
 
 class BackendError(VramError):

@@ -34,9 +34,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of a ledger.
 
     :ivar bytes: size; signed only in ``unattributed``.
-    :ivar source: ``engine-log``, ``estimate`` or the source of the measured total.
+    :ivar source: ``engine-log``, ``estimate``, ``dry-run`` or the source of the measured total.
     :ivar detail: the engine's own name for it, such as ``CPU_Mapped model buffer``.
     :ivar resolution: half of the last printed digit, in bytes: the figure is known to ± this.
+    :ivar at_most: upper end in bytes where a prediction is a range, ``bytes`` being the lower; ``None``: no range.
     """
 
     bucket: Bucket
@@ -45,6 +46,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     source: str
     detail: str = ""
     resolution: int = 0
+    at_most: int | None = None
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,26 @@
+"""What a deployment should cost, from files alone.
+
+:func:`estimate` predicts the memory breakdown ("ledger") of a model under an engine's settings; :func:`plan` searches
+for the settings that fit a budget. Nothing here starts an engine; a dry run by an engine itself belongs to
+:mod:`pytest_vram.backends`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_vram.sizing.estimate import estimate
+    from pytest_vram.sizing.plan import Plan, plan
+    from pytest_vram.sizing.prediction import Estimate, Verdict
+
+__all__ = ["Estimate", "Plan", "Verdict", "estimate", "plan"]
+
+_HOMES = {"Estimate": "prediction", "Plan": "plan", "Verdict": "prediction", "estimate": "estimate", "plan": "plan"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
