@@ -189,8 +189,9 @@ def find_binary() -> Path:
 def ledger_of(dry: DryRun) -> Ledger:
     """The table as a ledger with source ``dry-run``.
 
-    ``weights`` holds experts too, ``kv`` recurrent state too: the engine does not tell them apart. A figure that the engine cut off to whole MiB is a range of one MiB; one with two decimals has its resolution. What
-    the engine sets aside for an encoder or a draft model is in ``projector`` and ``draft``.
+    ``weights`` holds experts too, ``kv`` recurrent state too: the engine does not tell them apart. A figure that the
+    engine cut off to whole MiB is a range of one MiB; one with two decimals has its resolution. What the engine sets
+    aside for an encoder or a draft model is in ``projector`` and ``draft``.
     """
     entries: list[Entry] = []
     for row in dry.rows:
@@ -205,6 +206,8 @@ def ledger_of(dry: DryRun) -> Ledger:
             if amount.high > 0:
                 entries.append(_entry("draft", row.label, amount, f"{row.name} {column} of the draft model"))
     for what, label, amount in dry.trial.extras:
+        if what == "draft" and dry.trial.draft:
+            continue  # the same again, from the table of the draft model
         bucket: Bucket = "projector" if what == "projector" else "draft"
         entries.append(_entry(bucket, label, amount, "set aside by the engine"))
     return Ledger(entries=tuple(entries), devices=dict(dry.trial.devices))

@@ -123,6 +123,7 @@ class DryRunLog:
         self._section: Literal["before", "main", "draft"] = "before"
         self._fitting = False
         self._in_table = False
+        # The server of some builds tries a draft model before fit begins.
         self._rows: dict[str, list[Row]] = {"before": [], "main": [], "draft": []}
         self._no_alloc = False
         self._compute: dict[str, Amount] = {}
@@ -269,7 +270,7 @@ class DryRunLog:
             refusal = next(iter([*named, *self._errors]), self._given_up)
         return Trial(
             rows=rows,
-            draft=tuple(self._rows["draft"]),
+            draft=tuple(self._rows["draft"] or self._rows["before"]),
             extras=tuple(self._extras),
             caches=tuple(self._caches),
             recurrent=tuple(self._recurrent),
