@@ -187,7 +187,7 @@ def _attention(writer: Any, numbers: _Numbers, shape: Shape, layer: int) -> None
 
 def _tokenizer(writer: Any) -> None:
     # The reader insists on at least one merge, so one pair that texts hardly contain is merged: two NUL bytes.
-    letters = _byte_letters()
+    letters = byte_letters()
     tokens = [*letters, letters[0] * 2, *SPECIAL]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -200,7 +200,7 @@ def _tokenizer(writer: Any) -> None:
     writer.add_chat_template(CHATML)
 
 
-def _byte_letters() -> list[str]:
+def byte_letters() -> list[str]:
     """GPT-2's alphabet: a printable letter for each byte, those without one taken from 256 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     letters: list[str] = []
