@@ -1,0 +1,178 @@
+"""Compute and output buffers of llama.cpp, predicted by laying out the graph that it reserves memory for.
+
+``llama-context.cpp`` (``sched_reserve``) builds the graph of one full ubatch over a full cache and reserves, on each
+device, what its steps need. The same graph is built here as a skeleton (:mod:`~pytest_vram.sizing.compute_graph`) and
+laid out by the same rules (:mod:`~pytest_vram.sizing.compute_replay`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_vram.ledger import Entry
+from pytest_vram.sizing import compute_mixers as mixers
+from pytest_vram.sizing.compute_devices import backends, flash_attention
+from pytest_vram.sizing.compute_graph import Skeleton
+from pytest_vram.sizing.compute_replay import Node, replay
+from pytest_vram.sizing.options import CURRENT, Cells, Era, LlamaOptions, Placement, cells
+from pytest_vram.sizing.shape import ModelShape
+
+
+def compute_buffers(
+    shape: ModelShape, options: LlamaOptions, placement: Placement, era: Era = CURRENT
+) -> list[Entry]:
+    """The compute buffer of every device and of the host, and the buffer that outputs are copied to."""
+    laid = cells(options, shape.context, causal=shape.causal)
+    labels = [device.label for device in options.devices]
+    graph = build(shape, options, placement, era, laid)
+    devices = backends(options, shape)
+    pipeline = _pipeline(shape, options, placement)
+    sizes = replay(graph.graph, devices, op_offload=options.op_offload, pipeline=pipeline)
+    entries = [
+        Entry(bucket="compute", device=label, bytes=size, source="estimate", detail=_detail(options, graph))
+        for label, size in zip((*labels, "host"), sizes, strict=True)
+        if size
+    ]
+    entries.append(
+        Entry(
+            bucket="compute",
+            device="host",
+            bytes=output_buffer(shape, options, laid, era),
+            source="estimate",
+            detail="output buffer",
+        )
+    )
+    return entries
+
+
+def _detail(options: LlamaOptions, graph: Skeleton) -> str:
+    return f"graph of {graph.tokens} tokens, flash attention {'on' if graph.flash else 'off'}"
+
+
+def build(shape: ModelShape, options: LlamaOptions, placement: Placement, era: Era, laid: Cells) -> Skeleton:
+    """The skeleton of the graph of one full ubatch over a full cache."""
+    tokens = min(laid.context, laid.ubatch)
+    tokens = -(-tokens // laid.slots) * laid.slots
+    graph = Skeleton(
+        shape,
+        options,
+        placement,
+        era,
+        laid,
+        tokens=tokens,
+        outputs=outputs(shape, options, era, laid, tokens),
+        flash=flash_attention(shape, options, placement),
+        labels=[device.label for device in options.devices],
+    )
+    node = graph.embed()
+    if scaled(shape):
+        node = graph.same("scale", node)
+    chosen = representative(shape, placement)
+    for index in chosen:
+        node = _block(graph, index, node, last=index == chosen[-1])
+    graph.finish(node)
+    return graph
+
+
+def scaled(shape: ModelShape) -> bool:
+    """Whether embeddings are multiplied by a constant before the first block."""
+    return shape.architecture.startswith("gemma") or "embedding_scale" in shape.meta
+
+
+def outputs(shape: ModelShape, options: LlamaOptions, era: Era, laid: Cells, tokens: int) -> int:
+    """Rows of logits that are reserved (``n_outputs_max``, since #23861; before, and for embeddings, all tokens)."""
+    if shape.encoder or options.embeddings or options.reranking or not era.outputs_per_slot:
+        return tokens
+    drafted = options.draft.n_max if options.draft is not None else 0
+    return min(tokens, laid.batch, laid.slots * (1 + drafted))
+
+
+def output_buffer(shape: ModelShape, options: LlamaOptions, laid: Cells, era: Era) -> int:
+    """Where results are copied for the caller (``llama-context.cpp``, ``output_reserve``): logits, and embeddings."""
+    del era
+    floats = shape.vocabulary
+    if options.embeddings or options.reranking or shape.encoder:
+        floats += shape.embedding
+    return 4 * floats * laid.slots
+
+
+def _pipeline(shape: ModelShape, options: LlamaOptions, placement: Placement) -> bool:
+    """Whether inputs are kept in several copies so that GPUs can work on several batches at once."""
+    del shape
+    return (
+        len(options.devices) > 1
+        and placement.output != "host"
+        and "host" not in placement.layers
+        and options.split_mode == "layer"
+        and options.kv_offload
+        and not placement.overridden
+        and all(device.kind in ("cuda", "rocm", "vulkan") for device in options.devices)
+    )
+
+
+def representative(shape: ModelShape, placement: Placement) -> list[int]:
+    """Blocks that stand for all: of a run that repeats itself, what lies between adds nothing to the maximum."""
+    away: dict[int, list[tuple[str, str, int]]] = {}
+    for tensor, label in zip(shape.tensors, placement.tensors, strict=False):
+        if tensor.name.startswith("blk."):
+            number, _, rest = tensor.name[4:].partition(".")
+            if number.isdigit() and int(number) < len(placement.layers) and label != placement.layers[int(number)]:
+                away.setdefault(int(number), []).append((rest, label, tensor.bytes))
+            elif label == "host" and number.isdigit():
+                away.setdefault(int(number), []).append((rest, label, tensor.bytes))
+    signs = [
+        (layer, placement.layers[index], tuple(away.get(index, ())))
+        for index, layer in enumerate(shape.layers)
+    ]
+    seen: dict[tuple[object, ...], int] = {}
+    chosen = []
+    for index in range(len(signs)):
+        window = tuple(signs[max(0, index - 3) : index + 1])
+        seen[window] = seen.get(window, 0) + 1
+        if seen[window] <= 2 or index == len(signs) - 1:
+            chosen.append(index)
+    return chosen
+
+
+def _block(graph: Skeleton, index: int, node: Node, *, last: bool) -> Node:
+    """One block: mixer, residual, feed-forward, residual, as the models in ``src/models`` have it."""
+    layer = graph.shape.layers[index]
+    residual = node
+    normed = graph.block_norm(index, "attn_norm", node) if graph.has(index, "attn_norm.weight") or not graph.shape.tensors else node
+    cur = _mixer(graph, index, normed)
+    if last:
+        cur, residual = graph.rows(cur), graph.rows(residual)
+        if normed is not node:
+            normed = graph.rows(normed) if not graph.has(index, "ffn_norm.weight") else normed
+    before = "ffn_norm"
+    if graph.has(index, "post_attention_norm.weight"):
+        if graph.has(index, "ffn_norm.weight"):
+            cur = graph.block_norm(index, "post_attention_norm", cur)
+        else:
+            before = "post_attention_norm"
+    middle = graph.same("add", cur, residual)
+    middle = graph.block_norm_if(index, "attn_output_norm", middle)
+    if not layer.feed_forward and not layer.experts:
+        return middle
+    if graph.has(index, f"{before}.weight") or not graph.shape.tensors:
+        cur = graph.block_norm(index, before, middle)
+    else:
+        cur = middle if graph.has(index, "attn_output_norm.weight") else normed
+    cur = graph.experts(index, cur) if layer.experts else graph.feed_forward(index, cur)
+    cur = graph.block_norm_if(index, "post_ffw_norm", cur)
+    return graph.block_norm_if(index, "layer_output_norm", graph.same("add", cur, middle))
+
+
+def _mixer(graph: Skeleton, index: int, node: Node) -> Node:
+    shape = graph.shape
+    layer = shape.layers[index]
+    if layer.recurrent and shape.ssm is not None:
+        if shape.ssm.kind == "mamba":
+            return mixers.mamba(graph, index, node, shape.ssm)
+        return mixers.mamba2(graph, index, node, shape.ssm)
+    if shape.mla is not None:
+        return mixers.latent_attention(graph, index, node, shape.mla)
+    return graph.attention(index, node)
+
+
+__all__: Sequence[str] = ("build", "compute_buffers", "output_buffer", "outputs")

@@ -1,0 +1,120 @@
+"""What kinds of devices can run, how they lay out memory, and when they take work over from the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pytest_vram.sizing.compute_graph import quantized
+from pytest_vram.sizing.compute_replay import NO_LIMIT, Backend, Node
+from pytest_vram.sizing.options import LlamaOptions, Placement
+from pytest_vram.sizing.shape import ModelShape
+
+OFFLOAD_ROWS = 32  # op_offload_min_batch_size of CUDA, Vulkan, Metal
+VULKAN_PIECE = 1 << 30  # suballocation_block_size
+VULKAN_TENSOR = 1 << 32  # maxStorageBufferRange of today's drivers, less than
+
+
+def backends(options: LlamaOptions, shape: ModelShape) -> list[Backend]:
+    """The scheduler's devices in order, the CPU last."""
+    del shape
+    found = []
+    for device in options.devices:
+        if device.kind == "vulkan":
+            found.append(
+                Backend(
+                    device.label,
+                    "vulkan",
+                    supports=vulkan_supports,
+                    alignment=32,
+                    limit=VULKAN_PIECE,
+                    offload_rows=OFFLOAD_ROWS,
+                )
+            )
+        elif device.kind == "rpc":
+            found.append(Backend(device.label, "rpc", supports=_everything))
+        else:
+            found.append(
+                Backend(
+                    device.label,
+                    "cuda",
+                    supports=cuda_supports,
+                    alignment=128,
+                    limit=NO_LIMIT,
+                    offload_rows=OFFLOAD_ROWS,
+                )
+            )
+    return [*found, Backend("host", "cpu", supports=_everything)]
+
+
+def _everything(node: Node) -> bool:
+    del node
+    return True
+
+
+def cuda_supports(node: Node) -> bool:
+    """Steps that CUDA leaves to the CPU (``ggml-cuda.cu``, ``supports_op``; ``fattn.cu``)."""
+    if node.op == "flash":
+        q, k, v = node.src[0], node.src[1], node.src[2]
+        return cuda_flash(k.dims[0], v.dims[0], q.dims[2] // k.dims[2], k.type, v.type)
+    if node.op == "ssm_scan":
+        state, head, heads = node.src[0].dims[:3]
+        if node.src[3].dims[0] == 1:
+            return state in (128, 256) and head % 16 == 0
+        return state == 16 and head == 1 and heads % 128 == 0
+    return True
+
+
+def cuda_flash(key: int, value: int, group: int, type_k: str = "f16", type_v: str = "f16") -> bool:
+    """Head sizes for which CUDA has a flash attention kernel (``ggml_cuda_get_best_fattn_kernel``)."""
+    if type_k != type_v:
+        return False
+    if key in (40, 64, 72, 80, 96, 112, 128, 256):
+        return value == key
+    if key == 192:
+        return value == 128 and group % 8 == 0
+    if key == 320:
+        return value == 256 and group % 32 == 0
+    if key == 512:
+        return value == key and group >= 2
+    return key == 576 and value == 512 and group >= 2
+
+
+def vulkan_supports(node: Node) -> bool:
+    """Steps that Vulkan leaves to the CPU (``ggml-vulkan.cpp``, ``supports_op``)."""
+    if node.size >= VULKAN_TENSOR or any(source.size >= VULKAN_TENSOR for source in node.src):
+        return False
+    if node.op == "flash":
+        return node.src[1].dims[0] % 8 == 0 and node.src[2].dims[0] % 8 == 0
+    if node.op == "mul_mat":
+        left, right = node.src
+        if left.dims[3] != right.dims[3]:
+            return False
+        return left.packed or not quantized(left.type) or left.dims[2] == 1
+    if node.op == "ssm_scan":
+        state, head = node.src[0].dims[:2]
+        return node.src[3].dims[0] == 1 and state in (128, 256) and head % 16 == 0
+    return True
+
+
+def flash_attention(shape: ModelShape, options: LlamaOptions, placement: Placement) -> bool:
+    """Whether flash attention is in force: ``auto`` is on unless a GPU that holds blocks cannot run it."""
+    if options.flash_attn != "auto":
+        return options.flash_attn == "on"
+    kinds = {device.label: device.kind for device in options.devices}
+    for layer, label in zip(shape.layers, placement.layers, strict=True):
+        if not layer.heads or label == "host" or layer.recurrent:
+            continue
+        key, value, group = layer.key_length, layer.value_length, layer.heads // (layer.kv_heads or 1)
+        if shape.mla is not None:
+            key, value, group = shape.mla.kv_rank + shape.mla.rope, shape.mla.kv_rank, layer.heads
+        kind = kinds.get(label)
+        if kind == "vulkan" and (key % 8 or value % 8):
+            return False
+        if kind not in ("vulkan", "rpc") and not cuda_flash(
+            key, value, group, options.cache_type_k, options.cache_type_v
+        ):
+            return False
+    return True
+
+
+Supports = Callable[[Node], bool]

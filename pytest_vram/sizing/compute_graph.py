@@ -1,0 +1,546 @@
+"""The skeleton of the graph that llama.cpp reserves memory for: steps, sizes and order, no arithmetic.
+
+Follows ``llama-graph.cpp`` and ``src/models`` (October 2026). What a block contains is read off its tensors: biases,
+norms of Q and K, gates, shared experts. The blocks without plain attention are in
+:mod:`~pytest_vram.sizing.compute_mixers`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pytest_vram.sizing import ggml
+from pytest_vram.sizing.compute_replay import Dims, Graph, Node
+from pytest_vram.sizing.options import Cells, Era, LlamaOptions, Placement
+from pytest_vram.sizing.shape import Layer, ModelShape, Tensor
+
+F16, F32, I32, I64 = "f16", "f32", "i32", "i64"
+_WIDTH = {F16: 2, "bf16": 2, F32: 4, I32: 4, I64: 8}
+MASK_ROWS = 64  # GGML_KQ_MASK_PAD, until #17910
+
+
+def row_bytes(type: str, elements: int) -> int:
+    """Bytes of ``elements`` of one type; types that are not known count as f16."""
+    known = ggml.BY_NAME.get(type)
+    if known is None:
+        return elements * 2
+    return elements * known.bytes // known.block
+
+
+def quantized(type: str) -> bool:
+    """Whether rows of this type are blocks."""
+    known = ggml.BY_NAME.get(type)
+    return known is not None and known.block > 1
+
+
+def _dims(sizes: Sequence[int]) -> Dims:
+    filled = [*sizes, 1, 1, 1, 1]
+    return filled[0], filled[1], filled[2], filled[3]
+
+
+class Skeleton:
+    """Builds the graph of one ubatch.
+
+    :ivar tokens: of the ubatch, a multiple of the sequences. :ivar outputs: rows of logits.
+    :ivar flash: flash attention. :ivar graph: the steps so far.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        options: LlamaOptions,
+        placement: Placement,
+        era: Era,
+        cells: Cells,
+        *,
+        tokens: int,
+        outputs: int,
+        flash: bool,
+        labels: Sequence[str],
+    ) -> None:
+        self.shape, self.options, self.placement, self.era, self.cells = shape, options, placement, era, cells
+        self.tokens, self.outputs, self.flash = tokens, outputs, flash
+        self.graph = Graph()
+        self.host = len(labels)
+        self._places = {label: index for index, label in enumerate(labels)}
+        self._tensors: dict[str, tuple[int, Tensor]] = {
+            tensor.name: (index, tensor) for index, tensor in enumerate(shape.tensors)
+        }
+        self._weights: dict[str, Node] = {}
+        self._inputs: dict[str, Node] = {}
+        whole = placement.output != "host" and "host" not in placement.layers
+        self.pins = whole or tokens < 32  # llama-context.cpp, graph_get_cb
+
+    # Tensors that exist beforehand
+
+    def place(self, label: str) -> int:
+        """Position of a device in the scheduler's list, the host last."""
+        return self._places.get(label, self.host)
+
+    def has(self, layer: int, name: str) -> bool:
+        """Whether the file has this tensor."""
+        return f"blk.{layer}.{name}" in self._tensors
+
+    def weight(self, layer: int, name: str, *sizes: int) -> Node | None:
+        """A tensor of a block. Without a file, the one that ``sizes`` describe (as f16), ``None`` without sizes."""
+        full = f"blk.{layer}.{name}"
+        node = self._weights.get(full)
+        if node is None and full in self._tensors:
+            index, tensor = self._tensors[full]
+            label = self.placement.tensors[index] if self.placement.tensors else self.placement.layers[layer]
+            node = self._weight(tensor.type, tensor.dims, tensor.bytes, label, full)
+        elif node is None and sizes and not self._tensors:
+            node = self._weight(F16, sizes, 2 * math.prod(sizes), self.placement.layers[layer], full)
+        return node
+
+    def _weight(self, type: str, dims: Sequence[int], size: int, label: str, name: str) -> Node:
+        node = Node("none", type, _dims(dims), size, place=self.place(label), weight=True, name=name)
+        self._weights[name] = node
+        return node
+
+    def need(self, layer: int, name: str, *sizes: int) -> Node:
+        """Like :meth:`weight`, made up from ``sizes`` where the file names it otherwise."""
+        node = self.weight(layer, name, *sizes)
+        if node is None:
+            node = self._weight(
+                F16, sizes, 2 * math.prod(sizes), self.placement.layers[layer], f"blk.{layer}.{name}"
+            )
+        return node
+
+    def top(self, name: str, label: str, *sizes: int) -> Node:
+        """A tensor outside of the blocks, on the device ``label``."""
+        key = f"{name}@{label}"
+        node = self._weights.get(key)
+        if node is None:
+            if name in self._tensors:
+                tensor = self._tensors[name][1]
+                node = self._weight(tensor.type, tensor.dims, tensor.bytes, label, key)
+            else:
+                node = self._weight(F16, sizes, 2 * math.prod(sizes), label, key)
+        return node
+
+    def named(self, name: str) -> bool:
+        """Whether the file has this tensor outside of the blocks."""
+        return name in self._tensors
+
+    def held(self, name: str, type: str, dims: Sequence[int], size: int, label: str) -> Node:
+        """A cache or state."""
+        key = f"{name} held"
+        node = self._weights.get(key)
+        if node is None:
+            node = Node("none", type, _dims(dims), size, place=self.place(label), name=name)
+            self._weights[key] = node
+        return node
+
+    def input(self, name: str, type: str, *sizes: int) -> Node:
+        """Something that is written anew for each batch."""
+        node = self._inputs.get(name)
+        if node is None:
+            node = Node("none", type, _dims(sizes), _WIDTH[type] * math.prod(sizes), input=True, name=name)
+            self._inputs[name] = node
+        return node
+
+    # Steps
+
+    def step(self, op: str, sizes: Sequence[int], *sources: Node, type: str = F32) -> Node:
+        """A step whose result has these sizes."""
+        return Node(op, type, _dims(sizes), _WIDTH[type] * math.prod(sizes), sources)
+
+    def same(self, op: str, node: Node, *others: Node) -> Node:
+        """A step whose result is like its first source."""
+        size = _WIDTH.get(node.type, 4) * math.prod(node.dims)
+        return Node(op, node.type, node.dims, size, (node, *others))
+
+    def view(self, node: Node, *sizes: int, packed: bool = True) -> Node:
+        """Another look at a tensor; ``packed`` where its rows still follow each other without gaps."""
+        return Node(
+            "view", node.type, _dims(sizes), node.size, (node,), root=node.root or node, packed=packed and node.packed
+        )
+
+    def matmul(self, weight: Node, node: Node) -> Node:
+        """``ggml_mul_mat``: f32, rows of the weight by columns of the other."""
+        return self.step("mul_mat", (weight.dims[1], node.dims[1], node.dims[2], node.dims[3]), weight, node)
+
+    def linear(self, layer: int, name: str, node: Node, *sizes: int) -> Node:
+        """A projection, its scale and its bias."""
+        result = self.matmul(self.need(layer, f"{name}.weight", *sizes), node)
+        scale = self.weight(layer, f"{name}.scale")
+        if scale is not None:
+            result = self.same("mul", result, scale)
+        bias = self.weight(layer, f"{name}.bias")
+        return result if bias is None else self.same("add", result, bias)
+
+    def norm(self, node: Node, weight: Node | None, bias: Node | None = None, *, layer: int = -1) -> Node:
+        """``build_norm``: kept on its block's device by name when everything is on GPUs."""
+        plain = bias is not None
+        result = self.same("norm" if plain else "rms_norm", node)
+        if weight is not None:
+            if layer >= 0 and self.pins:
+                result.pin = self.place(self.placement.layers[layer])
+            result = self.same("mul", result, weight)
+        return result if bias is None else self.same("add", result, bias)
+
+    def block_norm(self, layer: int, name: str, node: Node) -> Node:
+        """The norm of a block, nothing where it has none."""
+        weight = self.weight(layer, f"{name}.weight", node.dims[0])
+        if weight is None:
+            return node
+        return self.norm(node, weight, self.weight(layer, f"{name}.bias"), layer=layer)
+
+    def rope(self, node: Node) -> Node:
+        """Positions."""
+        return self.same("rope", node, self.input("positions", I32, self.tokens))
+
+    def rows(self, node: Node) -> Node:
+        """Only the rows that are asked for (``inp_out_ids``)."""
+        wanted = self.input("wanted", I32, self.outputs)
+        return self.step("get_rows", (node.dims[0], self.outputs), node, wanted)
+
+    def expand(self, *nodes: Node) -> None:
+        """List these steps now."""
+        for node in nodes:
+            self.graph.expand(node)
+
+    # The whole
+
+    def embed(self) -> Node:
+        """``build_inp_embd``: a lookup on the host, beside room for embeddings that come from outside."""
+        width = self.shape.embedding
+        table = self.top("token_embd.weight", "host", width, self.shape.vocabulary)
+        looked_up = self.step("get_rows", (width, self.tokens), table, self.input("tokens", I32, self.tokens))
+        self.expand(looked_up, self.input("embeddings", F32, width, self.tokens))
+        return looked_up
+
+    def cells_of(self, layer: Layer) -> int:
+        """Cells of one stream that a block looks at when the cache is full."""
+        if layer.window:
+            return self.cells.window(layer.window, full=self.options.swa_full)
+        return self.cells.per_sequence
+
+    def mask(self, window: int, cached: int) -> Node:
+        """``build_attn_inp_kq_mask``: f16 with flash attention since #23764, before as f32 with an f16 copy."""
+        name = "window mask" if window else "mask"
+        streams = self.cells.streams if self.cells.context and not self.shape.encoder else 1
+        rows = self.tokens // streams
+        if self.era.mask_padded:
+            rows = -(-rows // MASK_ROWS) * MASK_ROWS
+        if not self.flash or self.era.mask_f16:
+            return self.input(name, F16 if self.flash else F32, cached, rows, 1, streams)
+        cast = self._inputs.get(f"{name} as f16")
+        if cast is None:
+            wide = self.input(name, F32, cached, rows, 1, streams)
+            cast = self.step("cpy", wide.dims, wide, type=F16)
+            self._inputs[f"{name} as f16"] = cast
+        return cast
+
+    def rotation(self, which: str, type: str, head: int) -> Node | None:
+        """The Hadamard matrix that spreads outliers before a cache is quantised (``attn_rot_k``, ``attn_rot_v``)."""
+        if not quantized(type) or head % 64 or self.shape.mla is not None:
+            return None
+        size = 64
+        while which == "K" and head % (size * 2) == 0:
+            size *= 2
+        return self.input(f"rotation of {which} {size}", F32, size, size)
+
+    def rotated(self, node: Node, matrix: Node | None) -> Node:
+        """``llama_mul_mat_hadamard``."""
+        if matrix is None:
+            return node
+        count = math.prod(node.dims)
+        sizes = matrix.dims[0], count // matrix.dims[0]
+        flat = self.view(node, *sizes) if node.packed else self.step("cont", sizes, node)
+        return self.view(self.matmul(matrix, flat), *node.dims)
+
+    def cache(self, index: int, which: str, row: int, cached: int) -> Node:
+        """K or V of one block."""
+        type = self.options.cache_type_k if which == "K" else self.options.cache_type_v
+        label = self.placement.layers[index] if self.options.kv_offload else "host"
+        streams = self.cells.streams
+        return self.held(
+            f"{which} {index}",
+            type,
+            (row, cached, streams),
+            row_bytes(type, row) * cached * streams,
+            label,
+        )
+
+    def store(self, cache: Node, value: Node, *, scattered: bool = False, window: bool = False) -> Node:
+        """``cpy_k`` and ``cpy_v``; without flash attention V is stored element by element."""
+        where = "window " if window else ""
+        if scattered:
+            widest = max(layer.v_row for layer in self.shape.layers)
+            if value.packed:
+                flat = self.view(self.view(value, cache.dims[0], self.tokens), 1, math.prod(value.dims))
+            else:
+                copied = self.step("cont", (value.dims[0] * value.dims[1], self.tokens), value)
+                flat = self.view(copied, 1, math.prod(value.dims))
+            target = self.view(cache, 1, math.prod(cache.dims))
+            indices = self.input(f"{where}V cells", I64, self.tokens * widest)
+        else:
+            flat = self.view(value, value.dims[0] * value.dims[1], self.tokens, packed=value.packed)
+            target = cache if self.cells.streams == 1 else self.view(cache, cache.dims[0], math.prod(cache.dims[1:]))
+            which = "V" if cache.name.startswith("V") else "K"
+            indices = self.input(f"{where}{which} cells", I64, self.tokens)
+        result = Node("set_rows", cache.type, target.dims, cache.size, (flat, indices, target), root=cache)
+        return result
+
+    def attend(
+        self,
+        q: Node,
+        k: Node,
+        v: Node,
+        mask: Node,
+        *,
+        decompress: Node | None = None,
+        sinks: Node | None = None,
+        softcap: bool = False,
+    ) -> Node:
+        """``build_attn_mha``. ``k`` and ``v`` are (head, heads, cells, streams); V may be shown transposed."""
+        head, heads = q.dims[0], q.dims[1]
+        cached, kv_heads, streams = k.dims[2], k.dims[1], k.dims[3]
+        each = self.tokens // streams
+        width = v.dims[0]
+        q = self.view(self.view(q, head, heads, each, streams), head, each, heads, streams, packed=False)
+        k = self.view(k, head, cached, kv_heads, streams, packed=False)
+        v = self.view(v, width, cached, v.dims[1], streams, packed=False)
+        if self.flash:
+            keys, values = (
+                self.step("cpy", one.dims, one, type=F16) if one.type == F32 else one for one in (k, v)
+            )
+            extra = () if sinks is None else (sinks,)
+            cur = self.step("flash", (width, heads, each, streams), q, keys, values, mask, *extra)
+            if self.era.quant_copies_reserved:
+                cur.scratch["cuda"] = self._copies(keys, values)
+            if decompress is not None:
+                cur = self.view(cur, width, each, heads, streams, packed=False)
+                cur = self.step("mul_mat", (decompress.dims[1], each, heads, streams), decompress, cur)
+                cur = self.view(cur, decompress.dims[1], heads, each, streams, packed=False)
+                cur = self.step("cont", cur.dims, cur)
+            cur = self.view(cur, cur.dims[0] * heads, self.tokens)
+        else:
+            scores = self.step("mul_mat", (cached, each, heads, streams), k, q)
+            if softcap:
+                scores = self.same("scale", self.same("unary", self.same("scale", scores)))
+            scores = self.same("soft_max", scores, mask)
+            transposed = self.view(v, cached, width, v.dims[2], streams, packed=False)
+            if k.root is v.root or self.shape.encoder:  # MLA shows K as V; without a cache V is as it was computed
+                transposed = self.step("cont", transposed.dims, transposed, type=v.type if v.type in _WIDTH else F16)
+            cur = self.step("mul_mat", (width, each, heads, streams), transposed, scores)
+            if decompress is not None:
+                cur = self.step("mul_mat", (decompress.dims[1], each, heads, streams), decompress, cur)
+            width = cur.dims[0]
+            cur = self.step("cont", (width * heads, self.tokens), self.view(cur, width, heads, each, streams, packed=False))
+            if not self.options.kv_offload:
+                cur.pin = self.host
+        self.expand(cur)
+        return cur
+
+    @staticmethod
+    def _copies(k: Node, v: Node) -> int:
+        """f16 copies of a cache of another type, #23907 (``ggml_cuda_flash_attn_ext_get_alloc_size``)."""
+        extra = 0 if k.type == F16 else 2 * math.prod(k.dims)
+        return extra + (0 if v.type == F16 or v.root is k.root else 2 * math.prod(v.dims))
+
+    def attention(self, index: int, node: Node) -> Node:
+        """Plain attention of one block (``build_qkv``, ``build_attn``), from the normed input to its output matrix."""
+        layer = self.shape.layers[index]
+        head, heads, kv_heads, value = layer.key_length, layer.heads, layer.kv_heads, layer.value_length
+        width, tokens = self.shape.embedding, self.tokens
+        gate: Node | None = None
+        v: Node | None
+        if self.has(index, "attn_qkv.weight"):
+            packed = self.linear(index, "attn_qkv", node)
+            q = self.view(packed, head, heads, tokens, packed=False)
+            k: Node | None = self.view(packed, head, kv_heads, tokens, packed=False)
+            v = self.view(packed, value, kv_heads, tokens, packed=False)
+        else:
+            q = self.linear(index, "attn_q", node, width, heads * head)
+            if q.dims[0] == 2 * heads * head:  # gated attention keeps the gate in the other half of Q
+                gate = self.step("cont", (heads * head, tokens), self.view(q, head, heads, tokens, packed=False))
+                q = self.view(q, head, heads, tokens, packed=False)
+            else:
+                q = self.view(q, head, heads, tokens)
+            owns = not self._tensors or self.has(index, "attn_k.weight")
+            k = self.view(self.linear(index, "attn_k", node, width, kv_heads * head), head, kv_heads, tokens) if owns else None
+            v = k
+            if owns and (not self._tensors or self.has(index, "attn_v.weight")):
+                v = self.view(self.linear(index, "attn_v", node, width, kv_heads * value), value, kv_heads, tokens)
+        ropes = not self.named("position_embd.weight")
+        q = self.block_norm_if(index, "attn_q_norm", q)
+        q = self.rope(q) if ropes else q
+        if k is not None:
+            k = self.block_norm_if(index, "attn_k_norm", k)
+            k = self.rope(k) if ropes else k
+        if self.shape.architecture.startswith("gemma"):
+            q = self.same("scale", q)
+        cur = self._cached(index, layer, q, k, v) if not self.shape.encoder else self._uncached(layer, q, k, v)
+        if gate is not None:
+            cur = self.same("mul", cur, self.same("unary", gate))
+        return self.linear(index, "attn_output", cur, heads * value, width)
+
+    def block_norm_if(self, index: int, name: str, node: Node) -> Node:
+        """A norm that only some models have."""
+        return self.block_norm(index, name, node) if self.has(index, f"{name}.weight") else node
+
+    def _cached(self, index: int, layer: Layer, q: Node, k: Node | None, v: Node | None) -> Node:
+        options, window = self.options, bool(layer.window)
+        cached = self.cells_of(layer)
+        source = index
+        if not layer.k_row:  # shows the cache of an earlier block of its kind
+            alike = [i for i, other in enumerate(self.shape.layers[:index]) if other.k_row and bool(other.window) == window]
+            source = alike[-1] if alike else index
+        owner = self.shape.layers[source]
+        v_row = owner.v_row if self.flash else max(other.v_row for other in self.shape.layers)
+        k_rotation = self.rotation("K", options.cache_type_k, owner.key_length)
+        v_rotation = self.rotation("V", options.cache_type_v, owner.value_length)
+        q = self.rotated(q, k_rotation)
+        if k is not None and v is not None and layer.k_row:
+            k, v = self.rotated(k, k_rotation), self.rotated(v, v_rotation)
+            self.expand(q, v, k)
+            self.expand(self.store(self.cache(index, "K", owner.k_row, cached), k, window=window))
+            self.expand(self.store(self.cache(index, "V", v_row, cached), v, scattered=not self.flash, window=window))
+        else:
+            self.expand(q)
+        streams = self.cells.streams
+        kv_heads = owner.kv_heads or 1
+        keys = self.view(
+            self.cache(source, "K", owner.k_row, cached), owner.k_row // kv_heads, kv_heads, cached, streams, packed=False
+        )
+        values = self.view(
+            self.cache(source, "V", v_row, cached), owner.v_row // kv_heads, kv_heads, cached, streams, packed=False
+        )
+        cur = self.attend(
+            q,
+            keys,
+            values,
+            self.mask(layer.window, cached),
+            sinks=self.weight(index, "attn_sinks.weight"),
+            softcap="attn_logit_softcapping" in self.shape.meta,
+        )
+        return self.rotated(cur, v_rotation)
+
+    def _uncached(self, layer: Layer, q: Node, k: Node | None, v: Node | None) -> Node:
+        if k is None or v is None:
+            k = v = q
+        self.expand(q, k, v)
+        return self.attend(q, k, v, self.mask(layer.window, self.tokens))
+
+    def feed_forward(self, index: int, node: Node, *, suffix: str = "", hidden: int = 0) -> Node:
+        """``build_ffn``: with a gate, with gate and up in one matrix, or plain."""
+        width = self.shape.embedding
+        hidden = hidden or self.shape.layers[index].feed_forward
+        gated = self.has(index, f"ffn_gate{suffix}.weight") or not self._tensors
+        up = self.linear(index, f"ffn_up{suffix}", node, width, hidden)
+        if gated:
+            gate = self.linear(index, f"ffn_gate{suffix}", node, width, hidden)
+            inner = self.step("glu", gate.dims, gate, up)
+        else:
+            down = self.weight(index, f"ffn_down{suffix}.weight")
+            if down is not None and up.dims[0] == 2 * down.dims[0]:
+                inner = self.step("glu", (down.dims[0], up.dims[1]), up)
+            else:
+                inner = self.same("unary", up)
+        return self.linear(index, f"ffn_down{suffix}", inner, hidden, width)
+
+    def experts(self, index: int, node: Node) -> Node:
+        """``build_moe_ffn`` and the shared expert beside it."""
+        shape = self.shape
+        width, rows = shape.embedding, node.dims[1]
+        count = shape.layers[index].experts or shape.experts
+        used, hidden = shape.experts_used, shape.expert_feed_forward
+        logits = self.linear(index, "ffn_gate_inp", node, width, count)
+        bias = self.weight(index, "exp_probs_b.bias")
+        probabilities = self.same("soft_max" if bias is None else "unary", logits)
+        chosen_by = probabilities if bias is None else self.same("add", probabilities, bias)
+        groups = shape.meta.get("expert_group_count", 0)
+        if isinstance(groups, int) and groups > 1:
+            chosen_by = self._grouped(chosen_by, count, groups, rows)
+        order = self.step("argsort", chosen_by.dims, chosen_by, type=I32)
+        chosen = self.view(order, used, rows, packed=False)
+        weights = self.step("get_rows", (1, used, rows), self.view(probabilities, 1, count, rows), chosen)
+        if shape.meta.get("expert_weights_norm", True):
+            flat = self.view(weights, used, rows)
+            total = self.same("clamp", self.step("sum_rows", (1, rows), flat))
+            weights = self.view(self.same("div", flat, total), 1, used, rows)
+        scale = shape.meta.get("expert_weights_scale", 0.0)
+        if isinstance(scale, float) and scale not in (0.0, 1.0):
+            weights = self.same("scale", weights)
+        self.expand(weights)
+        spread = self.view(node, width, 1, rows)
+        inner = self._inner(index, spread, chosen, used, hidden, rows)
+        outputs = self._expert(index, "ffn_down_exps", inner, chosen, (hidden, width, count), used, rows)
+        outputs = self.same("mul", outputs, weights)
+        self.expand(outputs)
+        parts = [self.view(outputs, width, rows, packed=False) for _ in range(used)]
+        self.expand(*parts)
+        total_out = parts[0]
+        for part in parts[1:]:
+            total_out = self.step("add", (width, rows), total_out, part)
+            self.expand(total_out)
+        if used == 1:
+            total_out = self.step("cont", (width, rows), total_out)
+        return self._shared(index, node, total_out)
+
+    def _grouped(self, scores: Node, count: int, groups: int, rows: int) -> Node:
+        """Choosing among groups of experts first (DeepSeek V3)."""
+        used = self.shape.meta.get("expert_group_used_count", 1)
+        used = used if isinstance(used, int) else 1
+        each = count // groups
+        by_group = self.view(scores, each, groups, rows)
+        best = self.view(self.step("argsort", by_group.dims, by_group, type=I32), 2, groups, rows, packed=False)
+        tops = self.step("get_rows", (1, 2, groups, rows), self.view(by_group, 1, each, groups, rows), best)
+        totals = self.view(self.step("sum_rows", (1, groups, rows), self.view(tops, 2, groups, rows)), groups, rows)
+        picked = self.view(self.step("argsort", totals.dims, totals, type=I32), used, rows, packed=False)
+        kept = self.step("get_rows", (each, used, rows), by_group, picked)
+        empty = self.same("fill", by_group)
+        result = Node("set_rows", F32, empty.dims, empty.size, (kept, picked, empty), root=empty)
+        return self.view(result, count, rows)
+
+    def _expert(
+        self, index: int, name: str, node: Node, chosen: Node, sizes: tuple[int, int, int], used: int, rows: int
+    ) -> Node:
+        weight = self.need(index, f"{name}.weight", *sizes)
+        result = self.step("mul_mat_id", (weight.dims[1], used, rows), weight, node, chosen)
+        bias = self.weight(index, f"{name}.bias")
+        return result if bias is None else self.same("add_id", result, bias, chosen)
+
+    def _inner(self, index: int, node: Node, chosen: Node, used: int, hidden: int, rows: int) -> Node:
+        count = self.shape.layers[index].experts or self.shape.experts
+        sizes = self.shape.embedding, hidden, count
+        if self.has(index, "ffn_gate_up_exps.weight"):
+            both = self._expert(index, "ffn_gate_up_exps", node, chosen, sizes, used, rows)
+            half = both.dims[0] // 2
+            gate, up = (self.view(both, half, used, rows, packed=False) for _ in range(2))
+            return self.step("glu", (half, used, rows), gate, up)
+        up = self._expert(index, "ffn_up_exps", node, chosen, sizes, used, rows)
+        if self._tensors and not self.has(index, "ffn_gate_exps.weight"):
+            return self.same("unary", up)
+        gate = self._expert(index, "ffn_gate_exps", node, chosen, sizes, used, rows)
+        return self.step("glu", gate.dims, gate, up)
+
+    def _shared(self, index: int, node: Node, routed: Node) -> Node:
+        shape = self.shape
+        hidden = shape.shared_experts * shape.expert_feed_forward
+        if not (self.has(index, "ffn_up_shexp.weight") or (not self._tensors and hidden)):
+            return routed
+        shared = self.feed_forward(index, node, suffix="_shexp", hidden=hidden)
+        gate = self.weight(index, "ffn_gate_inp_shexp.weight")
+        if gate is not None:
+            shared = self.same("mul", shared, self.same("unary", self.matmul(gate, node)))
+        return self.same("add", routed, shared)
+
+    def finish(self, node: Node) -> None:
+        """Output norm and logits, which stay in memory to be read; encoders end with their embeddings."""
+        label, width = self.placement.output, self.shape.embedding
+        if self.named("output_norm.weight") or not self._tensors:
+            bias = self.top("output_norm.bias", label, width) if self.named("output_norm.bias") else None
+            node = self.norm(node, self.top("output_norm.weight", label, width), bias)
+        node.kept = True
+        if not self.shape.encoder:
+            name = "output.weight" if self.named("output.weight") else "token_embd.weight"
+            node = self.matmul(self.top(name, label, width, self.shape.vocabulary), node)
+            if "final_logit_softcapping" in self.shape.meta:
+                node = self.same("scale", self.same("unary", self.same("scale", node)))
+            node.kept = True
+        self.expand(node)
