@@ -13,12 +13,13 @@ from typing import Any, Literal, TypeVar, get_args
 import msgspec
 
 from pytest_vram.errors import BadInput
+from pytest_vram.sizing import ggml
 from pytest_vram.sizing.engine_options import Value, known, named, spelled
 from pytest_vram.sizing.options import Device, DeviceKind, Draft, LlamaOptions
 from pytest_vram.sizing.shape import Note
 
 #: ``kv_cache_types`` of ``common/arg.cpp``.
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+CACHE_TYPES = ggml.CACHE_TYPES
 QUANTIZED_CACHE_TYPES = CACHE_TYPES[3:]
 #: Sequences that one context can hold (``LLAMA_MAX_SEQ``).
 MOST_SLOTS = 256

@@ -1,0 +1,68 @@
+"""``estimate``: the predicted ledger of a model, named as a user names it, under an engine's settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pytest_vram.errors import BadInput, BadModel
+from pytest_vram.sizing import stores
+from pytest_vram.sizing.options import CURRENT, Era
+from pytest_vram.sizing.prediction import Estimate
+from pytest_vram.sizing.shape import ModelShape
+
+ENGINES = ("llama-server", "transformers", "vllm", "sglang")
+
+
+def estimate(model: str | Path, *, engine: str = "llama-server", era: Era = CURRENT, **options: Any) -> Estimate:
+    """Predict what a deployment takes, bucket by bucket, from the model's files alone.
+
+    :param model: a GGUF file, a folder with ``config.json``, or a name in the local Hugging Face or Ollama store.
+    :param engine: whose rules hold: ``llama-server``, ``transformers``, ``vllm`` or ``sglang``.
+    :param era: which of llama.cpp's rules that changed over time hold; today's by default.
+    :param options: the engine's own long options with underscores, such as ``ctx_size=8192``.
+    :raises BadModel: no such model, or one that cannot be read. :raises BadInput: an option that cannot be used.
+    """
+    check_engine(engine)
+    return of_shape(load(model, engine=engine), engine=engine, era=era, options=options)
+
+
+def load(model: str | Path, *, engine: str = "llama-server") -> ModelShape:
+    """Find a model and read what decides its memory, in a form that ``engine`` can run.
+
+    :raises BadModel: no such model, damaged files, or a format that the engine does not run.
+    """
+    path = stores.locate(str(model))
+    if path.is_dir():
+        if engine == "llama-server":
+            raise BadModel(
+                f"{path} is a Hugging Face folder, and llama-server runs GGUF files: convert it with llama.cpp's"
+                " convert_hf_to_gguf.py, or size it for another engine with --engine transformers, vllm or sglang"
+            )
+        from pytest_vram.sizing import hf_shape
+
+        return hf_shape.read_shape(path)
+    if engine != "llama-server":
+        raise BadModel(
+            f"{path} is a GGUF file, which is sized for llama-server here: for {engine} give the Hugging Face folder"
+            " with config.json"
+        )
+    from pytest_vram.sizing import gguf, gguf_shape
+
+    return gguf_shape.shape_of(gguf.read(path))
+
+
+def of_shape(shape: ModelShape, *, engine: str, options: dict[str, Any], era: Era = CURRENT) -> Estimate:
+    """The same for a model that was read already."""
+    if engine == "llama-server":
+        from pytest_vram.sizing import llama_cpp, llama_options
+
+        given = llama_options.read(options)
+        return llama_cpp.predict(shape, given.options, era, given=given)
+    raise BadInput(f"no rules for engine {engine!r}")
+
+
+def check_engine(engine: str) -> None:
+    """:raises BadInput: an engine whose rules are not known."""
+    if engine not in ENGINES:
+        raise BadInput(f"engine {engine!r} is not known: write one of {', '.join(ENGINES)}")

@@ -1,0 +1,448 @@
+"""``plan``: the settings of llama-server under which a model fits a budget, best first.
+
+What is given up first is what costs least: a smaller file of the model, then a smaller type of the KV cache, then
+context beyond the wish, then experts to the CPU, then layers to the CPU. Every answer is one prediction of its whole
+combination; savings are never added up.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from pytest_vram.errors import BadInput, BadSize
+from pytest_vram.settings import parse_budget
+from pytest_vram.sizing import estimate as estimating
+from pytest_vram.sizing import llama_cpp, llama_options
+from pytest_vram.sizing.llama_options import Given
+from pytest_vram.sizing.options import CURRENT, Era, LlamaOptions
+from pytest_vram.sizing.prediction import Estimate, Verdict
+from pytest_vram.sizing.shape import ModelShape
+from pytest_vram.sizing.turns import STEP, largest, smallest
+from pytest_vram.sizing.verdict import HOST, on, verdict
+from pytest_vram.spec import Limits
+from pytest_vram.units import MIB, mib, parse_size, written
+
+Preference = Literal["speed", "quality", "context"]
+#: Least context where none is asked for: what llama-server's own ``--fit-ctx`` keeps.
+LEAST_CONTEXT = 4096
+#: From the best. Four bits are tried only where nothing else fits: they cost accuracy.
+CACHE_LADDER = ("f16", "q8_0")
+LAST_RESORT = "q4_0"
+TIERS = ("4GB", "6GB", "8GB")
+MOST_PLANS = 12
+#: Settings that are searched, unless they are given.
+_SEARCHED = ("ctx-size", "cache-type-k", "cache-type-v", "n-cpu-moe", "cpu-moe", "n-gpu-layers")
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan must keep.
+
+    :ivar minimum_context: tokens that each slot can hold; ``None``: :data:`LEAST_CONTEXT`, and more where it fits.
+    :ivar slots: requests at once. :ivar host_memory: bytes that the host has for it; ``None``: no limit.
+    :ivar reserve: bytes that stay free on each card. :ivar prefer: what is given up last.
+    """
+
+    minimum_context: int | None = None
+    slots: int = 1
+    host_memory: int | None = None
+    reserve: int = 0
+    prefer: Preference = "speed"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings that fit, with what they are predicted to take.
+
+    :ivar context: tokens of each slot. :ivar cache_type: of K and V. :ivar experts_on_cpu: blocks whose experts are in
+        host memory. :ivar layers_on_gpu: of ``layers`` blocks. :ivar gives_up: sentences, empty for the best case.
+    """
+
+    model: str
+    context: int
+    slots: int
+    cache_type: str
+    experts_on_cpu: int
+    layers_on_gpu: int
+    layers: int
+    options: LlamaOptions
+    estimate: Estimate
+    verdict: Verdict
+    gives_up: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The engine's command line."""
+        return self.estimate.command
+
+
+class Relaxed(msgspec.Struct, frozen=True, kw_only=True):
+    """One wish, and what it must become so that something fits with all others kept."""
+
+    wish: str
+    before: str
+    after: str
+
+
+class Impossible(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing fits.
+
+    :ivar missing: bytes over the limit in the cheapest configuration. :ivar device: where they are missing.
+    :ivar cheapest: what that configuration is predicted to take. :ivar relaxed: single wishes that would make it fit,
+        the smallest step first. :ivar reason: one sentence.
+    """
+
+    missing: int
+    device: str
+    cheapest: Estimate
+    relaxed: tuple[Relaxed, ...]
+    reason: str
+
+
+class Search(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a search: plans, best first, or why there is none."""
+
+    budget: Limits
+    wishes: Wishes
+    plans: tuple[Plan, ...] = ()
+    impossible: Impossible | None = None
+
+
+def plan(
+    model: str | Path | Sequence[str | Path],
+    budget: str | Limits,
+    *,
+    engine: str = "llama-server",
+    minimum_context: int | None = None,
+    slots: int = 1,
+    host_memory: str | int | None = None,
+    reserve: str | int = 0,
+    prefer: Preference = "speed",
+    era: Era = CURRENT,
+    **options: Any,
+) -> list[Plan]:
+    """Settings of ``engine`` under which a model fits a budget, best first; empty where nothing does.
+
+    :param model: one model, or several files of it (quantisations) to choose from.
+    :param budget: per device, such as ``"4GB"`` or ``"gpu0=6GB,gpu1=4GB"``.
+    :param minimum_context: tokens for each slot. :param host_memory: most that the host may give.
+    :param options: settings that are kept as they are; what is not named is searched.
+    :raises BadInput: a model, a size or an option that cannot be used.
+    """
+    check_engine(engine)
+    wishes = wishes_of(
+        minimum_context=minimum_context, slots=slots, host_memory=host_memory, reserve=reserve, prefer=prefer
+    )
+    models = [model] if isinstance(model, (str, Path)) else list(model)
+    shapes = [estimating.load(one, engine=engine) for one in models]
+    return list(search(shapes, budget_of(budget), wishes, llama_options.read(options), era).plans)
+
+
+def check_engine(engine: str) -> None:
+    """:raises BadInput: an engine whose settings are not searched."""
+    estimating.check_engine(engine)
+    if engine != "llama-server":
+        raise BadInput(f"plan searches the settings of llama-server; for {engine} use estimate with --budget")
+
+
+def budget_of(budget: str | Limits) -> Limits:
+    """:raises BadInput: not a budget."""
+    if isinstance(budget, Limits):
+        return budget
+    try:
+        return parse_budget(budget)
+    except (BadSize, ValueError) as error:
+        raise BadInput(f"{error} (budget)") from None
+
+
+def size_of(value: str | int, what: str) -> int:
+    """:raises BadInput: not a size."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 0:
+            raise BadInput(f"{what} = {value} is negative: write a size such as 32GB")
+        return value
+    try:
+        return parse_size(value)
+    except BadSize as error:
+        raise BadInput(f"{error} ({what})") from None
+
+
+def wishes_of(
+    *,
+    minimum_context: int | None,
+    slots: int,
+    host_memory: str | int | None,
+    reserve: str | int,
+    prefer: str,
+) -> Wishes:
+    """Check what a user wishes.
+
+    :raises BadInput: naming the wish and what is accepted.
+    """
+    if minimum_context is not None and not 1 <= minimum_context < 1 << 31:
+        raise BadInput(f"minimum_context = {minimum_context} cannot be used: write a number of tokens from 1 on")
+    if not 1 <= slots <= llama_options.MOST_SLOTS:
+        raise BadInput(f"slots = {slots} cannot be used: write a number from 1 to {llama_options.MOST_SLOTS}")
+    if prefer not in ("speed", "quality", "context"):
+        raise BadInput(f"prefer = {prefer!r} cannot be used: write speed, quality or context")
+    return Wishes(
+        minimum_context=minimum_context,
+        slots=slots,
+        host_memory=None if host_memory is None else size_of(host_memory, "host_memory"),
+        reserve=size_of(reserve, "reserve"),
+        prefer=prefer,
+    )
+
+
+def search(shapes: Sequence[ModelShape], budget: Limits, wishes: Wishes, given: Given, era: Era = CURRENT) -> Search:
+    """Search every model; see the module.
+
+    :raises BadInput: options that contradict the wishes, or that the engine refuses.
+    """
+    for name in ("ctx-size", "parallel"):
+        if name in given.given:
+            instead = "minimum_context" if name == "ctx-size" else "slots"
+            raise BadInput(f"option {name!r} is what plan searches: say {instead} instead")
+    cases = [_Case(shape, budget, wishes, given, era) for shape in shapes]
+    found = [one for case in cases for one in case.plans(CACHE_LADDER)]
+    if not found:
+        found = [one for case in cases for one in case.plans((LAST_RESORT,))]
+    if not found:
+        return Search(budget=budget, wishes=wishes, impossible=_impossible(cases))
+    largest_file = max(shape.file_bytes for shape in shapes)
+    files = {shape.source: shape.file_bytes for shape in shapes}
+    best = sorted(_undominated(found, files), key=lambda one: _rank(one, wishes, files))
+    named = tuple(_with_losses(one, files, largest_file) for one in best[:MOST_PLANS])
+    return Search(budget=budget, wishes=wishes, plans=named)
+
+
+class _Case:
+    """One model under one budget and the wishes."""
+
+    def __init__(self, shape: ModelShape, budget: Limits, wishes: Wishes, given: Given, era: Era) -> None:
+        self.shape, self.budget, self.wishes, self.given, self.era = shape, budget, wishes, given, era
+        # One cache each: a search asks for the same combination again and again.
+        self.predict: Callable[[LlamaOptions], Estimate] = functools.cache(self._predict)
+        self.blocks = len(shape.layers)
+        trained = shape.context or LEAST_CONTEXT
+        self.least = wishes.minimum_context or min(LEAST_CONTEXT, trained)
+        self.most = max(self.least, trained)
+        self.fixed_experts = "n-cpu-moe" in given.given or "cpu-moe" in given.given
+        self.fixed_layers = "n-gpu-layers" in given.given
+        self.fixed_cache = "cache-type-k" in given.given or "cache-type-v" in given.given
+
+    def _predict(self, options: LlamaOptions) -> Estimate:
+        return llama_cpp.predict(self.shape, options, self.era, given=self.given)
+
+    def options(self, context: int, cache: str, experts: int | None, layers: int | None) -> LlamaOptions:
+        """The given options with these; ``None`` leaves experts and layers as they were given."""
+        base = self.given.options
+        changes: dict[str, Any] = {
+            "ctx_size": -(-context // STEP) * STEP * self.wishes.slots,
+            "parallel": self.wishes.slots,
+        }
+        if not self.fixed_cache:
+            changes["cache_type_k"] = cache
+            changes["cache_type_v"] = "f16" if base.flash_attn == "off" else cache
+        if not self.fixed_experts and experts is not None:
+            changes["n_cpu_moe"] = experts
+        if not self.fixed_layers:
+            # Written out, because --fit changes what is not: it would put layers elsewhere than predicted.
+            changes["n_gpu_layers"] = self.blocks + 1 if layers is None else layers
+        return msgspec.structs.replace(base, **changes)
+
+    def judged(self, options: LlamaOptions) -> Verdict:
+        return verdict(self.predict(options), self.budget, reserve=self.wishes.reserve)
+
+    def fits(self, options: LlamaOptions) -> bool:
+        """Whether the upper end is within every limit, the host's included."""
+        return self.judged(options).fits == "yes" and self.host_fits(options)
+
+    def host_fits(self, options: LlamaOptions) -> bool:
+        return self.wishes.host_memory is None or on(self.predict(options), HOST) <= self.wishes.host_memory
+
+    def plans(self, ladder: Iterable[str]) -> list[Plan]:
+        found: list[Plan] = []
+        for cache in ladder if not self.fixed_cache else (self.given.options.cache_type_k,):
+            for experts, layers in self._places(cache):
+                made = self._longest(cache, experts, layers)
+                if made is not None:
+                    found.append(made)
+        return found
+
+    def _places(self, cache: str) -> list[tuple[int, int | None]]:
+        """What goes to the CPU: nothing, the fewest experts, then the fewest layers that let the least context fit."""
+
+        def at(context: int, experts: int, layers: int | None) -> bool:
+            return self.fits(self.options(context, cache, experts, layers))
+
+        places: list[tuple[int, int | None]] = []
+        wanted = [self.least] if self.wishes.minimum_context else [self.least, self.most]
+        if _holds(lambda: at(self.least, 0, None)):
+            places.append((0, None))
+        experts = self.blocks if self.shape.experts and not self.fixed_experts else 0
+        if experts:
+            for context in wanted:
+                count = smallest(1, experts, lambda n, context=context: at(context, n, None))  # type: ignore[misc]
+                if count is not None:
+                    places.append((count, None))
+        if not places and not self.fixed_layers:
+            kept = largest(0, self.blocks, lambda n: at(self.least, experts, n))
+            if kept is not None:
+                places.append((experts, kept))
+        return list(dict.fromkeys(places))
+
+    def _longest(self, cache: str, experts: int, layers: int | None) -> Plan | None:
+        """The plan with the longest context up to the trained one."""
+        low, high = -(-self.least // STEP), -(-self.most // STEP)
+        steps = largest(low, high, lambda n: self.fits(self.options(n * STEP, cache, experts, layers)))
+        if steps is None:
+            return None
+        options = self.options(steps * STEP, cache, experts, layers)
+        if self.wishes.host_memory is not None and "cache-ram" not in self.given.given:
+            options = self._bounded(options)
+        made = self.predict(options)
+        types = options.cache_type_k, options.cache_type_v
+        return Plan(
+            model=self.shape.source,
+            context=steps * STEP,
+            slots=self.wishes.slots,
+            cache_type=types[0] if types[0] == types[1] else "/".join(types),
+            experts_on_cpu=self.blocks if options.cpu_moe else min(options.n_cpu_moe, self.blocks),
+            layers_on_gpu=min(self.blocks, int(made.settings.get("layers_on_gpu") or 0)),
+            layers=self.blocks,
+            options=options,
+            estimate=made,
+            verdict=self.judged(options),
+        )
+
+    def _bounded(self, options: LlamaOptions) -> LlamaOptions:
+        """With a prompt cache that the host's limit leaves room for: it grows as requests come."""
+        spare = (self.wishes.host_memory or 0) - on(self.predict(options), HOST)
+        return msgspec.structs.replace(options, cache_ram=min(options.cache_ram, max(0, spare // MIB)))
+
+    def cheapest(self) -> LlamaOptions:
+        """All that can be given up is, but for the wishes: the smallest figure on the device that decides."""
+        experts = self.blocks if self.shape.experts else 0
+        tried = [
+            self.options(self.least, cache, experts, layers)
+            for cache in (LAST_RESORT, "f16")
+            for layers in (0, 1, None)
+        ]
+        possible = [one for one in tried if _holds(lambda one=one: self.predict(one) is not None)]  # type: ignore[misc]
+        return min(possible, key=lambda one: self.missing(one)[0])
+
+    def missing(self, options: LlamaOptions) -> tuple[int, str]:
+        """Bytes that are missing in all, and the device where most of them are."""
+        card = self.judged(options)
+        short = {card.device: max(0, -card.spare)}
+        if self.wishes.host_memory is not None:
+            short[HOST] = max(0, on(self.predict(options), HOST) - self.wishes.host_memory)
+        device = max(short, key=lambda label: short[label])
+        return sum(short.values()), device
+
+    def relaxed(self, **changes: Any) -> _Case:
+        """The same with other wishes."""
+        return _Case(self.shape, self.budget, msgspec.structs.replace(self.wishes, **changes), self.given, self.era)
+
+    def possible(self) -> bool:
+        return bool(self.plans((*CACHE_LADDER, LAST_RESORT)))
+
+
+def _impossible(cases: Sequence[_Case]) -> Impossible:
+    case, options = min(((case, case.cheapest()) for case in cases), key=lambda pair: pair[0].missing(pair[1])[0])
+    missing, device = case.missing(options)
+    made = case.predict(options)
+    relaxed = tuple(_relaxations(case, options))
+    if made.unknown and missing == 0:
+        reason = f"nothing can be promised: {', '.join(made.unknown)} of this model could not be known"
+    else:
+        where = "host memory" if device == HOST else device
+        reason = f"even the cheapest configuration is {mib(missing)} ({missing:,} bytes) over the limit on {where}"
+    return Impossible(missing=missing, device=device, cheapest=made, relaxed=relaxed, reason=reason)
+
+
+def _relaxations(case: _Case, options: LlamaOptions) -> Iterable[Relaxed]:
+    """Single wishes that make something fit, each tried with all others kept."""
+    if case.wishes.minimum_context and case.least > STEP:
+        steps = largest(1, -(-case.least // STEP) - 1, lambda n: case.relaxed(minimum_context=n * STEP).possible())
+        if steps is not None:
+            yield Relaxed(wish="minimum_context", before=str(case.least), after=str(steps * STEP))
+    if case.wishes.slots > 1:
+        slots = largest(1, case.wishes.slots - 1, lambda n: case.relaxed(slots=n).possible())
+        if slots is not None:
+            yield Relaxed(wish="slots", before=str(case.wishes.slots), after=str(slots))
+    if case.wishes.reserve and case.relaxed(reserve=0).possible():
+        yield Relaxed(wish="reserve", before=written(case.wishes.reserve), after="0")
+    if case.wishes.host_memory is not None:
+        plans = case.relaxed(host_memory=None).plans((*CACHE_LADDER, LAST_RESORT))
+        if plans:
+            least = min(on(one.estimate, HOST) for one in plans)
+            yield Relaxed(
+                wish="host_memory", before=written(case.wishes.host_memory), after=f"{-(-least // MIB):,} MiB"
+            )
+    card = case.judged(options)
+    if card.spare < 0 and case.host_fits(options) and not case.predict(options).unknown:
+        yield Relaxed(wish="budget", before=written(card.limit), after=f"{-(-(card.limit - card.spare) // MIB):,} MiB")
+
+
+def _cpu_layers(one: Plan) -> int:
+    return one.layers - one.layers_on_gpu
+
+
+def _cache_rank(one: Plan) -> int:
+    order = (*CACHE_LADDER, LAST_RESORT)
+    return order.index(one.cache_type) if one.cache_type in order else len(order)
+
+
+def _rank(one: Plan, wishes: Wishes, files: dict[str, int]) -> tuple[int, ...]:
+    """What sorts first is kept longest."""
+    speed = (_cpu_layers(one), one.experts_on_cpu)
+    quality = (_cache_rank(one), -files[one.model])
+    wanted = wishes.minimum_context or one.estimate.model.trained_context
+    short = max(0, wanted - one.context)
+    if wishes.prefer == "quality":
+        return (-files[one.model], _cache_rank(one), *speed, -one.context)
+    if wishes.prefer == "context":
+        return (-one.context, *speed, *quality)
+    return (*speed, short, *quality, -one.context)
+
+
+def _undominated(found: Sequence[Plan], files: dict[str, int]) -> list[Plan]:
+    """Without plans that another one beats or equals in everything."""
+
+    def figures(one: Plan) -> tuple[int, ...]:
+        return (_cpu_layers(one), one.experts_on_cpu, -one.context, _cache_rank(one), -files[one.model])
+
+    kept: list[Plan] = []
+    for one in sorted(found, key=figures):
+        mine = figures(one)
+        if not any(all(a <= b for a, b in zip(figures(other), mine, strict=True)) for other in kept):
+            kept.append(one)
+    return kept
+
+
+def _with_losses(one: Plan, files: dict[str, int], largest_file: int) -> Plan:
+    lost: list[str] = []
+    if files[one.model] < largest_file:
+        lost.append("a smaller file of the model")
+    if one.cache_type != CACHE_LADDER[0]:
+        lost.append(f"a {one.cache_type} KV cache")
+    trained = one.estimate.model.trained_context
+    if trained and one.context < trained:
+        lost.append(f"context beyond {one.context} of {trained} tokens")
+    if one.experts_on_cpu:
+        lost.append(f"experts of {one.experts_on_cpu} of {one.layers} layers computed on the CPU")
+    if _cpu_layers(one):
+        lost.append(f"{_cpu_layers(one)} of {one.layers} layers on the CPU")
+    return msgspec.structs.replace(one, gives_up=tuple(lost))
+
+
+def _holds(question: Callable[[], bool]) -> bool:
+    try:
+        return question()
+    except BadInput:  # a combination that the engine refuses
+        return False
