@@ -63,7 +63,9 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     :ivar window: sliding window in tokens (also chunked attention); 0 for full attention.
     :ivar state_r: elements of convolution state (token shift) per sequence. :ivar state_s: elements of recurrent state
         per sequence.
-    :ivar indexer_row: elements of one cell in a sparse-attention indexer's cache.
+    :ivar indexer_row: elements of one cell in the K cache of a sparse-attention indexer. :ivar indexer_v_row: the same
+        for the V that an indexer without MLA keeps. :ivar compress: tokens that one compressed cell stands for
+        (DeepSeek-V4), 0 without a compressed cache.
     :ivar feed_forward: hidden size of a dense feed-forward, 0 where there is none. :ivar experts: of this block.
     """
 
@@ -77,6 +79,8 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     state_r: int = 0
     state_s: int = 0
     indexer_row: int = 0
+    indexer_v_row: int = 0
+    compress: int = 0
     feed_forward: int = 0
     experts: int = 0
 
@@ -121,7 +125,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     :ivar architecture: the format's own name, such as ``qwen3moe`` or ``Qwen3MoeForCausalLM``.
     :ivar known: whether this architecture's rules are known; where not, caches and compute are bounds.
     :ivar layers: blocks that run in the main model, in order. Extra prediction blocks (MTP) follow in ``extra_layers``
-        in the file but are not run unless speculative decoding asks for them.
+        in the file but are not run unless speculative decoding asks for them; ``extra_blocks`` describes those.
     :ivar embedding: width of the residual stream. :ivar vocabulary: entries. :ivar context: trained context in tokens.
     :ivar experts: of a mixture, 0 when dense. :ivar experts_used: per token, without shared ones.
     :ivar expert_feed_forward: hidden size of one routed expert. :ivar shared_experts: always active.
@@ -139,6 +143,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     known: bool = True
     layers: tuple[Layer, ...] = ()
     extra_layers: int = 0
+    extra_blocks: tuple[Layer, ...] = ()
     embedding: int = 0
     vocabulary: int = 0
     context: int = 0
