@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from pytest_vram.errors import BadInput
 from pytest_vram.testing.recipes import F16, SMALLEST_VOCABULARY, Plan, Recipe, Tokenizer, Types, each
 
 
@@ -67,7 +68,7 @@ def gemma4(
     feed_forward: int = 512,
     window: int = 512,
     period: int = 3,
-    shared_kv_layers: int = 2,
+    shared_kv_layers: int = 3,
     per_layer: int = 64,
     vocabulary: int = SMALLEST_VOCABULARY,
     context: int = 8192,
@@ -76,9 +77,12 @@ def gemma4(
 ) -> Recipe:
     """Window layers with smaller heads, last layers that use the cache of earlier ones, embeddings for each layer.
 
-    :param period: one layer of so many has full attention, the last of them. :param per_layer: width of the
-        embeddings for each layer; 0 for none.
+    :param period: one layer of so many, 2 at least, has full attention, the last of them. :param shared_kv_layers: the
+        layer before them must have full attention, as the engine looks for the shared caches in that layer and in the
+        one before it. :param per_layer: width of the embeddings for each layer; 0 for none.
     """
+    if shared_kv_layers and (period < 2 or (layers - shared_kv_layers) % period):
+        raise BadInput(f"{layers} layers with {shared_kv_layers} sharing: the others must be a multiple of {period}")
     plan = Plan(
         "gemma4",
         layers=layers,
