@@ -11,13 +11,20 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_vram.sizing.estimate import estimate
-    from pytest_vram.sizing.plan import Plan, plan
+    from pytest_vram.sizing.estimating import estimate
+    from pytest_vram.sizing.planning import Plan, plan
     from pytest_vram.sizing.prediction import Estimate, Verdict
 
 __all__ = ["Estimate", "Plan", "Verdict", "estimate", "plan"]
 
-_HOMES = {"Estimate": "prediction", "Plan": "plan", "Verdict": "prediction", "estimate": "estimate", "plan": "plan"}
+# No module has the name of a function: once it is imported, it would stand in the function's place.
+_HOMES = {
+    "Estimate": "prediction",
+    "Plan": "planning",
+    "Verdict": "prediction",
+    "estimate": "estimating",
+    "plan": "planning",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -7,6 +7,7 @@ saves most.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -151,27 +152,28 @@ def _cache(shape: ModelShape, options: LlamaOptions, change: Callable[..., _Chan
             yield change("cache-type-k, cache-type-v", now, both, cache_type_k=name, cache_type_v=value)
 
 
-def smallest(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
-    """The least number from ``low`` to ``high`` that holds, where all above one that holds do; ``None`` without any."""
-    if low > high or not _tried(holds, high):
+def smallest(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
+    """The least number from ``low`` to ``high`` that holds, where all above one that does hold; ``None`` else."""
+    if low > high or not holds(functools.partial(fits, high)):
         return None
     while low < high:
         middle = (low + high) // 2
-        if _tried(holds, middle):
+        if holds(functools.partial(fits, middle)):
             high = middle
         else:
             low = middle + 1
     return high
 
 
-def largest(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
+def largest(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
     """The largest number from ``low`` to ``high`` that holds, where all below one that does hold; ``None`` else."""
-    found = smallest(-high, -low, lambda number: holds(-number))
+    found = smallest(-high, -low, lambda number: fits(-number))
     return None if found is None else -found
 
 
-def _tried(holds: Callable[[int], bool], number: int) -> bool:
+def holds(question: Callable[[], bool]) -> bool:
+    """The answer to a question about a combination of settings; one that the engine refuses holds nothing."""
     try:
-        return holds(number)
-    except BadInput:  # a combination that the engine refuses
+        return question()
+    except BadInput:
         return False

@@ -10,19 +10,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from pytest_vram.errors import BadInput, BadSize
 from pytest_vram.settings import parse_budget
-from pytest_vram.sizing import estimate as estimating
-from pytest_vram.sizing import llama_cpp, llama_options
+from pytest_vram.sizing import estimating, llama_cpp, llama_options
 from pytest_vram.sizing.llama_options import Given
 from pytest_vram.sizing.options import CURRENT, Era, LlamaOptions
 from pytest_vram.sizing.prediction import Estimate, Verdict
 from pytest_vram.sizing.shape import ModelShape
-from pytest_vram.sizing.turns import STEP, largest, smallest
+from pytest_vram.sizing.turns import STEP, holds, largest, smallest
 from pytest_vram.sizing.verdict import HOST, on, verdict
 from pytest_vram.spec import Limits
 from pytest_vram.units import MIB, mib, parse_size, written
@@ -176,7 +175,7 @@ def wishes_of(
     slots: int,
     host_memory: str | int | None,
     reserve: str | int,
-    prefer: str,
+    prefer: Preference,
 ) -> Wishes:
     """Check what a user wishes.
 
@@ -186,7 +185,7 @@ def wishes_of(
         raise BadInput(f"minimum_context = {minimum_context} cannot be used: write a number of tokens from 1 on")
     if not 1 <= slots <= llama_options.MOST_SLOTS:
         raise BadInput(f"slots = {slots} cannot be used: write a number from 1 to {llama_options.MOST_SLOTS}")
-    if prefer not in ("speed", "quality", "context"):
+    if prefer not in get_args(Preference):
         raise BadInput(f"prefer = {prefer!r} cannot be used: write speed, quality or context")
     return Wishes(
         minimum_context=minimum_context,
@@ -274,26 +273,31 @@ class _Case:
         return found
 
     def _places(self, cache: str) -> list[tuple[int, int | None]]:
-        """What goes to the CPU: nothing, the fewest experts, then the fewest layers that let the least context fit."""
+        """What goes to the CPU so that the context fits: nothing, else the fewest experts, else the fewest layers.
 
-        def at(context: int, experts: int, layers: int | None) -> bool:
-            return self.fits(self.options(context, cache, experts, layers))
+        The cards alone decide: the fewest that they allow is also what takes least of the host.
+        """
+        contexts = [self.least]
+        if self.wishes.minimum_context is None or self.wishes.prefer == "context":
+            contexts.append(self.most)
+        places = [self._place(cache, context) for context in contexts]
+        return list(dict.fromkeys(place for place in places if place is not None))
 
-        places: list[tuple[int, int | None]] = []
-        wanted = [self.least] if self.wishes.minimum_context else [self.least, self.most]
-        if _holds(lambda: at(self.least, 0, None)):
-            places.append((0, None))
+    def _place(self, cache: str, context: int) -> tuple[int, int | None] | None:
+        def on_cards(experts: int, layers: int | None) -> bool:
+            return self.judged(self.options(context, cache, experts, layers)).fits == "yes"
+
+        if holds(lambda: on_cards(0, None)):
+            return 0, None
         experts = self.blocks if self.shape.experts and not self.fixed_experts else 0
         if experts:
-            for context in wanted:
-                count = smallest(1, experts, lambda n, context=context: at(context, n, None))  # type: ignore[misc]
-                if count is not None:
-                    places.append((count, None))
-        if not places and not self.fixed_layers:
-            kept = largest(0, self.blocks, lambda n: at(self.least, experts, n))
-            if kept is not None:
-                places.append((experts, kept))
-        return list(dict.fromkeys(places))
+            count = smallest(1, experts, lambda number: on_cards(number, None))
+            if count is not None:
+                return count, None
+        if self.fixed_layers:
+            return None
+        kept = largest(0, self.blocks, lambda number: on_cards(experts, number))
+        return None if kept is None else (experts, kept)
 
     def _longest(self, cache: str, experts: int, layers: int | None) -> Plan | None:
         """The plan with the longest context up to the trained one."""
@@ -325,15 +329,19 @@ class _Case:
         return msgspec.structs.replace(options, cache_ram=min(options.cache_ram, max(0, spare // MIB)))
 
     def cheapest(self) -> LlamaOptions:
-        """All that can be given up is, but for the wishes: the smallest figure on the device that decides."""
-        experts = self.blocks if self.shape.experts else 0
-        tried = [
-            self.options(self.least, cache, experts, layers)
-            for cache in (LAST_RESORT, "f16")
-            for layers in (0, 1, None)
-        ]
-        possible = [one for one in tried if _holds(lambda one=one: self.predict(one) is not None)]  # type: ignore[misc]
-        return min(possible, key=lambda one: self.missing(one)[0])
+        """What misses least: all that can be given up is, and the parts are put where most of them fit."""
+        experts = range(self.blocks + 1) if self.shape.experts and not self.fixed_experts else range(1)
+        layers = range(1) if self.fixed_layers else range(self.blocks + 1)
+        tried: list[LlamaOptions] = []
+        for cache in (LAST_RESORT, "f16"):  # the smaller cache may need larger compute buffers
+            tried += [self.options(self.least, cache, count, None) for count in experts]
+            tried += [self.options(self.least, cache, experts[-1], count) for count in layers]
+        possible = [one for one in dict.fromkeys(tried) if holds(functools.partial(self._sized, one))]
+        # Where the engine refuses all of them, its refusal is the answer.
+        return min(possible, key=lambda one: self.missing(one)[0]) if possible else tried[-1]
+
+    def _sized(self, options: LlamaOptions) -> bool:
+        return bool(self.predict(options).entries)
 
     def missing(self, options: LlamaOptions) -> tuple[int, str]:
         """Bytes that are missing in all, and the device where most of them are."""
@@ -439,10 +447,3 @@ def _with_losses(one: Plan, files: dict[str, int], largest_file: int) -> Plan:
     if _cpu_layers(one):
         lost.append(f"{_cpu_layers(one)} of {one.layers} layers on the CPU")
     return msgspec.structs.replace(one, gives_up=tuple(lost))
-
-
-def _holds(question: Callable[[], bool]) -> bool:
-    try:
-        return question()
-    except BadInput:  # a combination that the engine refuses
-        return False
