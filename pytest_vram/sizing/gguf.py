@@ -226,7 +226,7 @@ class _mapped:  # noqa: N801 - a context manager that reads as a function
 class _Cursor:
     """A place in a file, that refuses to go past its end."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    def __init__(self, path: Path, data: mmap.mmap | bytes) -> None:
         self.path = path
         self.data = data
         self.size = len(data)
@@ -328,16 +328,24 @@ def _short_strings() -> re.Pattern[bytes]:
 def _read_part(path: Path) -> Gguf:
     """The header of one file."""
     with _mapped(path) as data:
-        cursor = _Cursor(path, data)
-        version = _version(cursor)
-        tensor_count = cursor.u64("the number of tensors")
-        key_count = cursor.u64("the number of metadata keys")
-        if key_count > min(_MOST_KEYS, (cursor.size - cursor.at) // _SMALLEST_KEY):
-            cursor.fail(f"{key_count} metadata keys are more than the file can hold, or than any model has", 16)
-        if tensor_count > min(_MOST_TENSORS, (cursor.size - cursor.at) // _SMALLEST_TENSOR):
-            cursor.fail(f"{tensor_count} tensors are more than the file can hold, or than any model has", 8)
-        metadata, arrays = _metadata(cursor, key_count)
-        tensors = _tensors(cursor, tensor_count, _alignment(cursor, metadata, arrays))
+        return parse(path, data)
+
+
+def parse(path: Path, data: mmap.mmap | bytes) -> Gguf:
+    """The header of one file, from its bytes; ``path`` names it in messages. A split model's other parts are not read.
+
+    :raises BadModel: as :func:`read`.
+    """
+    cursor = _Cursor(path, data)
+    version = _version(cursor)
+    tensor_count = cursor.u64("the number of tensors")
+    key_count = cursor.u64("the number of metadata keys")
+    if key_count > min(_MOST_KEYS, (cursor.size - cursor.at) // _SMALLEST_KEY):
+        cursor.fail(f"{key_count} metadata keys are more than the file can hold, or than any model has", 16)
+    if tensor_count > min(_MOST_TENSORS, (cursor.size - cursor.at) // _SMALLEST_TENSOR):
+        cursor.fail(f"{tensor_count} tensors are more than the file can hold, or than any model has", 8)
+    metadata, arrays = _metadata(cursor, key_count)
+    tensors = _tensors(cursor, tensor_count, _alignment(cursor, metadata, arrays))
     return Gguf(
         path=path,
         version=version,

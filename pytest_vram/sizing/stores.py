@@ -204,7 +204,7 @@ def _chosen(models: dict[str, Path], choice: str, name: str, folder: Path) -> Pa
         return found[0]
     if found:
         raise BadModel(
-            f"{choice!r} fits several files of {name}, {_names(str(one.relative_to(folder)) for one in found)}: name one"
+            f"{choice!r} fits several files of {name}: {_names(str(one.relative_to(folder)) for one in found)}"
         )
     have = f"it has {_names(models)}" if models else "it has no GGUF file"
     raise BadModel(f"no GGUF file of {name} ({folder}) is called {choice!r}: {have}")
