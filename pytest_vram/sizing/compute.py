@@ -19,12 +19,22 @@ from pytest_vram.sizing.shape import ModelShape
 
 
 def compute_buffers(
-    shape: ModelShape, options: LlamaOptions, placement: Placement, era: Era = CURRENT
+    shape: ModelShape,
+    options: LlamaOptions,
+    placement: Placement,
+    era: Era = CURRENT,
+    *,
+    dry_run: bool = False,
 ) -> list[Entry]:
-    """The compute buffer of every device and of the host, and the buffer that outputs are copied to."""
+    """The compute buffer of every device and of the host, and the buffer that outputs are copied to.
+
+    :param dry_run: predict what the engine's dry run prints instead of what a boot reserves. They differ where steps
+        were put on a device by name (the attention of ``--no-kv-offload`` without flash attention): a dry run forgets
+        that before it divides the graph (``ggml-backend.cpp``, ``ggml_backend_sched_reserve_size``).
+    """
     laid = cells(options, shape.context, causal=shape.causal)
     labels = [device.label for device in options.devices]
-    graph = build(shape, options, placement, era, laid)
+    graph = build(shape, options, placement, era, laid, pinned=not dry_run)
     devices = backends(options, shape)
     pipeline = _pipeline(shape, options, placement)
     sizes = replay(graph.graph, devices, op_offload=options.op_offload, pipeline=pipeline)
@@ -49,7 +59,9 @@ def _detail(options: LlamaOptions, graph: Skeleton) -> str:
     return f"graph of {graph.tokens} tokens, flash attention {'on' if graph.flash else 'off'}"
 
 
-def build(shape: ModelShape, options: LlamaOptions, placement: Placement, era: Era, laid: Cells) -> Skeleton:
+def build(
+    shape: ModelShape, options: LlamaOptions, placement: Placement, era: Era, laid: Cells, *, pinned: bool = True
+) -> Skeleton:
     """The skeleton of the graph of one full ubatch over a full cache."""
     tokens = min(laid.context, laid.ubatch)
     tokens = -(-tokens // laid.slots) * laid.slots
@@ -63,6 +75,7 @@ def build(shape: ModelShape, options: LlamaOptions, placement: Placement, era: E
         outputs=outputs(shape, options, era, laid, tokens),
         flash=flash_attention(shape, options, placement),
         labels=[device.label for device in options.devices],
+        pinned=pinned,
     )
     node = graph.embed()
     if scaled(shape):

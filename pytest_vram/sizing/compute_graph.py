@@ -58,6 +58,7 @@ class Skeleton:
         outputs: int,
         flash: bool,
         labels: Sequence[str],
+        pinned: bool = True,
     ) -> None:
         self.shape, self.options, self.placement, self.era, self.cells = shape, options, placement, era, cells
         self.tokens, self.outputs, self.flash = tokens, outputs, flash
@@ -70,7 +71,8 @@ class Skeleton:
         self._weights: dict[str, Node] = {}
         self._inputs: dict[str, Node] = {}
         whole = placement.output != "host" and "host" not in placement.layers
-        self.pins = whole or tokens < 32  # llama-context.cpp, graph_get_cb
+        self.pinned = pinned
+        self.pins = pinned and (whole or tokens < 32)  # llama-context.cpp, graph_get_cb
 
     # Tensors that exist beforehand
 
@@ -234,14 +236,14 @@ class Skeleton:
             self._inputs[f"{name} as f16"] = cast
         return cast
 
-    def rotation(self, which: str, type: str, head: int) -> Node | None:
+    def rotation(self, which: str, type: str, head: int, *, window: bool = False) -> Node | None:
         """The Hadamard matrix that spreads outliers before a cache is quantised (``attn_rot_k``, ``attn_rot_v``)."""
         if not quantized(type) or head % 64 or self.shape.mla is not None:
             return None
         size = 64
         while which == "K" and head % (size * 2) == 0:
             size *= 2
-        return self.input(f"rotation of {which} {size}", F32, size, size)
+        return self.input(f"{'window ' if window else ''}rotation of {which}", F32, size, size)
 
     def rotated(self, node: Node, matrix: Node | None) -> Node:
         """``llama_mul_mat_hadamard``."""
@@ -331,7 +333,7 @@ class Skeleton:
                 cur = self.step("mul_mat", (decompress.dims[1], each, heads, streams), decompress, cur)
             width = cur.dims[0]
             cur = self.step("cont", (width * heads, self.tokens), self.view(cur, width, heads, each, streams, packed=False))
-            if not self.options.kv_offload:
+            if not self.options.kv_offload and self.pinned:
                 cur.pin = self.host
         self.expand(cur)
         return cur
@@ -392,8 +394,8 @@ class Skeleton:
             source = alike[-1] if alike else index
         owner = self.shape.layers[source]
         v_row = owner.v_row if self.flash else max(other.v_row for other in self.shape.layers)
-        k_rotation = self.rotation("K", options.cache_type_k, owner.key_length)
-        v_rotation = self.rotation("V", options.cache_type_v, owner.value_length)
+        k_rotation = self.rotation("K", options.cache_type_k, owner.key_length, window=window)
+        v_rotation = self.rotation("V", options.cache_type_v, owner.value_length, window=window)
         q = self.rotated(q, k_rotation)
         if k is not None and v is not None and layer.k_row:
             k, v = self.rotated(k, k_rotation), self.rotated(v, v_rotation)

@@ -93,8 +93,9 @@ class LlamaOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unified(self) -> bool:
-        """Whether all slots share one cache: asked for, or automatic together with automatic slots."""
-        return self.parallel is None if self.kv_unified is None else self.kv_unified
+        """Whether all slots share one cache: asked for, or because the number of slots is left to llama-server, which
+        then shares it whatever else was asked for (``tools/server/server.cpp``)."""
+        return self.parallel is None or bool(self.kv_unified)
 
 
 class Era(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +188,6 @@ def cells(options: LlamaOptions, trained: int, *, causal: bool = True) -> Cells:
     else:
         per_sequence, streams = padded(context // slots), slots
         context = per_sequence * slots
-    batch = min(context, options.batch_size) if causal else options.batch_size
+    batch = min(wanted, options.batch_size) if causal else options.batch_size  # before any padding
     ubatch = min(batch, options.ubatch_size or options.batch_size)
     return Cells(context=context, per_sequence=per_sequence, streams=streams, batch=batch, ubatch=ubatch, slots=slots)

@@ -77,6 +77,7 @@ def shape_and_placement(row: Row) -> tuple[ModelShape, Placement]:
     layers = []
     for index, label in enumerate(labels):
         block = f"blk.{index}."
+        more = "q6_k" if files.matrix == "q4_k" and arch in "qwen3moe".split() else ""
         files.add(label, block + "attn_norm.weight", width)
         if ssm is not None:
             files.add(label, block + "ssm_in.weight", width, 2 * ssm.inner)
@@ -102,7 +103,7 @@ def shape_and_placement(row: Row) -> tuple[ModelShape, Placement]:
         else:
             files.add(label, block + "attn_q.weight", width, heads * head)
             files.add(label, block + "attn_k.weight", width, kv_heads * head)
-            files.add(label, block + "attn_v.weight", width, kv_heads * head)
+            files.add(label, block + "attn_v.weight", width, kv_heads * head, type=more)
             files.add(label, block + "attn_output.weight", heads * head, width)
             if arch in ("gemma3", "qwen3moe"):
                 files.add(label, block + "attn_q_norm.weight", head)
@@ -116,7 +117,7 @@ def shape_and_placement(row: Row) -> tuple[ModelShape, Placement]:
             where = "host" if index < _size(row, "ncmoe") else label
             files.add(label, block + "ffn_gate_inp.weight", width, experts, type="f32")
             files.add(where, block + "ffn_gate_exps.weight", width, expert_hidden, experts)
-            files.add(where, block + "ffn_down_exps.weight", expert_hidden, width, experts)
+            files.add(where, block + "ffn_down_exps.weight", expert_hidden, width, experts, type=more)
             files.add(where, block + "ffn_up_exps.weight", width, expert_hidden, experts)
             if mla is not None:
                 files.add(label, block + "exp_probs_b.bias", experts)
@@ -125,7 +126,7 @@ def shape_and_placement(row: Row) -> tuple[ModelShape, Placement]:
                 files.add(label, block + "ffn_up_shexp.weight", width, expert_hidden)
         else:
             files.add(label, block + "ffn_gate.weight", width, hidden)
-            files.add(label, block + "ffn_down.weight", hidden, width)
+            files.add(label, block + "ffn_down.weight", hidden, width, type=more)
             files.add(label, block + "ffn_up.weight", width, hidden)
         layers.append(
             Layer(
