@@ -333,6 +333,7 @@ class _Reader:
                     value_length=value if heads or kv_heads else 0,
                     k_row=key * kv_heads if attends else 0,
                     v_row=value * kv_heads if attends and not latent else 0,
+                    empty_cache=attends and key * kv_heads == 0,
                     window=window,
                     state_r=state_r + self._history(block) if recurrent else 0,
                     state_s=state_s if recurrent else 0,

@@ -45,7 +45,7 @@ def cache_of(
     streams = laid.slots if compressed else laid.streams
     for position, layer in blocks:
         label = placement.layers[position] if options.kv_offload else HOST
-        if layer.k_row:
+        if layer.k_row or (layer.empty_cache and widest):
             v_row = layer.v_row
             if latent:
                 v_row = 0 if compressed or era.mla_latent_only else layer.value_length * layer.kv_heads

@@ -65,7 +65,8 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
         per sequence.
     :ivar indexer_row: elements of one cell in the K cache of a sparse-attention indexer. :ivar indexer_v_row: the same
         for the V that an indexer without MLA keeps. :ivar compress: tokens that one compressed cell stands for
-        (DeepSeek-V4), 0 without a compressed cache.
+        (DeepSeek-V4), 0 without a compressed cache. :ivar empty_cache: whether it has a cache with rows of no width
+        (DeciLM's blocks without attention), which the engine pads like the others.
     :ivar feed_forward: hidden size of a dense feed-forward, 0 where there is none. :ivar experts: of this block.
     """
 
@@ -81,6 +82,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     indexer_row: int = 0
     indexer_v_row: int = 0
     compress: int = 0
+    empty_cache: bool = False
     feed_forward: int = 0
     experts: int = 0
 

@@ -1,0 +1,331 @@
+"""Drawn models and settings, booted by a real llama-server and predicted beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pytest_vram import bootlog
+from pytest_vram.ledger import Entry
+from pytest_vram.sizing import ggml, gguf, gguf_shape, kv, placement, recurrent, weights
+from pytest_vram.sizing.options import CURRENT, Device, LlamaOptions
+from pytest_vram.sizing.shape import ModelShape
+from pytest_vram.testing import attention_recipes, hybrid_recipes, memory, recipes
+from pytest_vram.testing.recipes import Recipe, Types
+
+BOOT_TIMEOUT = 30.0
+WEIGHTS = ("f32", "f16", "bf16", "q8_0", "q4_0", "q5_1", "q4_k", "q6_k", "iq4_nl")
+_LAST_LINE = b"graph nodes"  # everything is allocated and printed by then; the engine has not computed yet
+
+
+class Draw(msgspec.Struct, frozen=True, kw_only=True):
+    """One configuration. :ivar gpus: software GPUs that it needs."""
+
+    recipe: Recipe
+    options: LlamaOptions
+    arguments: tuple[str, ...]
+    gpus: int
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """Predicted against printed, for one device and bucket, in bytes; ``resolution`` is what the print leaves open."""
+
+    bucket: str
+    device: str
+    predicted: int
+    at_most: int
+    printed: int
+    resolution: int
+
+    @property
+    def error(self) -> int:
+        """Bytes outside of what was printed."""
+        if self.printed > self.at_most:
+            return max(0, self.printed - self.at_most - self.resolution)
+        return max(0, self.predicted - self.printed - self.resolution)
+
+
+def _types(numbers: random.Random) -> Types:
+    pick = numbers.choice
+    return Types(matrices=pick(WEIGHTS), embedding=pick(WEIGHTS), output=pick(WEIGHTS), experts=pick(WEIGHTS))
+
+
+def _dense(numbers: random.Random) -> Recipe:
+    kv_heads = numbers.choice((1, 2, 4))
+    return recipes.llama(
+        numbers.choice(("llama", "qwen3")),
+        layers=numbers.randint(1, 6),
+        embedding=numbers.choice((64, 256, 320)),
+        heads=kv_heads * numbers.choice((1, 2, 3)),
+        kv_heads=kv_heads,
+        head_size=numbers.choice((32, 64, 96, 128)),
+        feed_forward=numbers.choice((96, 512)),
+        vocabulary=numbers.choice((260, 1000)),
+        tied=numbers.random() < 0.5,
+        types=_types(numbers),
+    )
+
+
+def _mixture(numbers: random.Random) -> Recipe:
+    experts = numbers.choice((2, 4, 8))
+    return recipes.qwen3moe(
+        layers=numbers.randint(1, 6),
+        embedding=numbers.choice((64, 256)),
+        heads=4,
+        kv_heads=numbers.choice((1, 2, 4)),
+        head_size=numbers.choice((32, 64, 128)),
+        experts=experts,
+        experts_used=numbers.randint(1, experts),
+        expert_feed_forward=numbers.choice((64, 256)),
+        tied=numbers.random() < 0.3,
+        types=_types(numbers),
+    )
+
+
+def _gemma(architecture: Any) -> Callable[[random.Random], Recipe]:
+    def make(numbers: random.Random) -> Recipe:
+        # A period of 1 leaves no window block, which llama.cpp asserts against in these architectures.
+        return recipes.gemma(
+            architecture,
+            layers=numbers.randint(2, 9),
+            head_size=numbers.choice((32, 64)),
+            kv_heads=numbers.choice((1, 2, 4)),
+            window=numbers.choice((1, 100, 512, 1024, 4096)),
+            pattern=numbers.choice((None, 2, 3, 6)),
+            tied=numbers.random() < 0.7,
+            types=_types(numbers),
+        )
+
+    return make
+
+
+def _mamba(numbers: random.Random) -> Recipe:
+    return recipes.mamba(
+        layers=numbers.randint(1, 6),
+        embedding=numbers.choice((64, 256)),
+        state=numbers.choice((8, 16, 32)),
+        conv=numbers.choice((2, 4)),
+        tied=numbers.random() < 0.7,
+        types=_types(numbers),
+    )
+
+
+def _latent(numbers: random.Random) -> Recipe:
+    layers = numbers.randint(2, 5)
+    return recipes.deepseek2(
+        layers=layers,
+        kv_rank=numbers.choice((32, 64, 128)),
+        rope=numbers.choice((32, 64)),
+        nope=numbers.choice((32, 64)),
+        value=numbers.choice((32, 64)),
+        leading_dense=numbers.randint(0, layers - 1),
+        types=_types(numbers),
+    )
+
+
+def _varied(numbers: random.Random) -> Recipe:
+    layers = numbers.randint(2, 6)
+    kv_heads = [numbers.choice((1, 2, 4)) for _ in range(layers)]
+    heads = [4 * numbers.choice((1, 2)) for _ in range(layers)]
+    return attention_recipes.openelm(
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        feed_forward=[numbers.choice((96, 256)) for _ in range(layers)],
+        head_size=numbers.choice((32, 64)),
+        types=_types(numbers),
+    )
+
+
+def _plain(recipe: Callable[..., Recipe]) -> Callable[[random.Random], Recipe]:
+    return lambda numbers: recipe(types=_types(numbers))
+
+
+DRAWN: dict[str, Callable[[random.Random], Recipe]] = {
+    "llama": _dense,
+    "qwen3moe": _mixture,
+    "gemma2": _gemma("gemma2"),
+    "gemma3": _gemma("gemma3"),
+    "deepseek2": _latent,
+    "mamba": _mamba,
+    "openelm": _varied,
+    "deci": _plain(attention_recipes.deci),
+    "gpt-oss": _plain(attention_recipes.gpt_oss),
+    "gemma4": _plain(attention_recipes.gemma4),
+    "bert": _plain(attention_recipes.bert),
+    "mamba2": _plain(hybrid_recipes.mamba2),
+    "jamba": _plain(hybrid_recipes.jamba),
+    "granitehybrid": _plain(hybrid_recipes.granite_hybrid),
+    "nemotron_h": _plain(hybrid_recipes.nemotron_h),
+    "qwen3next": _plain(hybrid_recipes.qwen3next),
+    "lfm2": _plain(hybrid_recipes.lfm2),
+    "rwkv7": _plain(hybrid_recipes.rwkv7),
+}
+
+
+def draw(architecture: str, numbers: random.Random) -> Draw:
+    """A model of this architecture and settings that the engine accepts for it."""
+    recipe = DRAWN[architecture](numbers)
+    layers = int(str(recipe.metadata[f"{architecture_of(recipe)}.block_count"]))
+    values: dict[str, Any] = {"ctx_size": numbers.randint(1, 6000), "mmap": False}
+    arguments = ["--ctx-size", str(values["ctx_size"])]
+
+    def give(key: str, value: Any, *words: str) -> None:
+        values[key] = value
+        arguments.extend(words)
+
+    if numbers.random() < 0.8:
+        slots = numbers.randint(1, 4)
+        give("parallel", slots, "--parallel", str(slots))
+    if numbers.random() < 0.6:
+        unified = numbers.random() < 0.5
+        give("kv_unified", unified, "--kv-unified" if unified else "--no-kv-unified")
+    if numbers.random() < 0.6:
+        ubatch = numbers.choice((16, 100, 256, 512, 700))
+        give("ubatch_size", ubatch, "--ubatch-size", str(ubatch))
+    flash = numbers.choice(("on", "off", "auto"))
+    give("flash_attn", flash, "--flash-attn", flash)
+    for side, type_name in _cache_types(architecture, flash, numbers):
+        give(f"cache_type_{side}", type_name, f"--cache-type-{side}", type_name)
+    if numbers.random() < 0.3:
+        give("swa_full", True, "--swa-full")
+    if numbers.random() < 0.5:
+        give("repack", False, "--no-repack")
+    gpus = numbers.choice((0, 1, 1, 1, 2))
+    if not gpus:
+        give("devices", (), "--device", "none")
+    else:
+        devices = [Device(label=f"gpu{index}", kind="rpc", name=f"RPC{index}") for index in range(gpus)]
+        values["devices"] = tuple(devices)
+        _offload(numbers, layers, gpus, give)
+    return Draw(recipe=recipe, options=LlamaOptions(**values), arguments=tuple(arguments), gpus=gpus)
+
+
+def _offload(numbers: random.Random, layers: int, gpus: int, give: Callable[..., None]) -> None:
+    if numbers.random() < 0.8:
+        count = numbers.randint(0, layers + 2)
+        give("n_gpu_layers", count, "--n-gpu-layers", str(count))
+    if numbers.random() < 0.3:
+        give("kv_offload", False, "--no-kv-offload")
+    kind = numbers.choice(("none", "none", "n_cpu_moe", "n_cpu_moe", "cpu_moe", "override"))
+    if kind == "n_cpu_moe":
+        moved = numbers.randint(0, layers + 1)
+        give("n_cpu_moe", moved, "--n-cpu-moe", str(moved))
+    elif kind == "cpu_moe":
+        give("cpu_moe", True, "--cpu-moe")
+    elif kind == "override":
+        pattern = numbers.choice((r"ffn_(up|down)", r"blk\.[02]\.attn_k", "output", "token_embd"))
+        target = numbers.choice(("CPU", "RPC0"))
+        give("override_tensor", ((pattern, target),), "--override-tensor", f"{pattern}={target}")
+    if gpus > 1:
+        # Two software GPUs have the memory of one machine, which changes under the engine's eyes: the split is given.
+        shares = (numbers.randint(0, 4), numbers.randint(1, 4))
+        give("tensor_split", tuple(map(float, shares)), "--tensor-split", ",".join(map(str, shares)))
+        if numbers.random() < 0.2:
+            # Always the first: a log that shows one device only calls it gpu0.
+            give("split_mode", "none", "--split-mode", "none")
+
+
+def _cache_types(architecture: str, flash: str, numbers: random.Random) -> Iterator[tuple[str, str]]:
+    k_type, v_type = numbers.choice(ggml.CACHE_TYPES), numbers.choice(ggml.CACHE_TYPES)
+    if flash == "off" and kv.is_quantised(v_type):
+        v_type = numbers.choice(("f32", "f16", "bf16"))
+    if architecture == "deepseek2":
+        k_type = v_type
+    yield "k", k_type
+    yield "v", v_type
+
+
+def architecture_of(recipe: Recipe) -> str:
+    """The architecture's name in the file, which the recipe may have drawn."""
+    return recipe.architecture
+
+
+def predicted(shape: ModelShape, options: LlamaOptions) -> list[Entry]:
+    """What the rules say of weights, cache and state."""
+    where = placement.place(shape, options)
+    return [
+        *weights.weights(shape, options, where),
+        *kv.kv_cache(shape, options, where, CURRENT),
+        *recurrent.states(shape, options, where),
+    ]
+
+
+def booted(executable: Path, model: Path, one: Draw, endpoints: Sequence[str]) -> bootlog.Boot:
+    """What a real boot prints, ended as soon as its last buffer is known."""
+    command = [str(executable), "-m", str(model), "--port", "0", "--no-warmup", "-lv", "5", "--fit", "off"]
+    if one.gpus:
+        # Before the overrides, which may name its buffers.
+        command += ["--rpc", ",".join(endpoints[: one.gpus])]
+    command += [*(_named(word, endpoints) for word in one.arguments), *_whole(executable)]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("LLAMA_ARG_")}
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+    )
+    watch = threading.Timer(BOOT_TIMEOUT, process.kill)
+    watch.start()
+    lines: list[bytes] = []
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if _LAST_LINE in line:
+                break
+    finally:
+        watch.cancel()
+        process.kill()
+        process.wait(timeout=BOOT_TIMEOUT)
+        if process.stdout is not None:
+            process.stdout.close()
+    return bootlog.read(b"".join(lines).decode(errors="replace"), engine="llama-server")
+
+
+def _named(word: str, endpoints: Sequence[str]) -> str:
+    return f"{word}[{endpoints[0]}]" if word.endswith("=RPC0") else word
+
+
+def _whole(executable: Path) -> Iterator[str]:
+    for name, value in memory.weights_as_buffers(executable).items():
+        yield from (f"--{name}", value) if isinstance(value, str) else (f"--{'' if value else 'no-'}{name}",)
+
+
+def differences(said: Sequence[Entry], printed: Sequence[Entry]) -> list[Difference]:
+    """By device and bucket; the engine prints experts and other weights as one figure."""
+    rows: dict[tuple[str, str], list[int]] = {}
+    for entry in said:
+        bucket = "weights" if entry.bucket == "experts" else entry.bucket
+        row = rows.setdefault((bucket, entry.device), [0, 0, 0, 0])
+        row[0] += entry.bytes
+        row[1] += entry.bytes if entry.at_most is None else entry.at_most
+    for entry in printed:
+        if entry.bucket in ("weights", "experts", "kv", "recurrent"):
+            bucket = "weights" if entry.bucket == "experts" else entry.bucket
+            row = rows.setdefault((bucket, entry.device), [0, 0, 0, 0])
+            row[2] += entry.bytes
+            row[3] += entry.resolution
+    return [
+        Difference(bucket=bucket, device=device, predicted=low, at_most=high, printed=seen, resolution=open_)
+        for (bucket, device), (low, high, seen, open_) in rows.items()
+    ]
+
+
+def compare(executable: Path, folder: Path, one: Draw, endpoints: Sequence[str]) -> list[Difference]:
+    """Boot one configuration and hold it against its prediction."""
+    model = one.recipe.write(folder / "model.gguf")
+    try:
+        said = predicted(gguf_shape.shape_of(gguf.read(model)), one.options)
+        boot = booted(executable, model, one, endpoints)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            model.unlink()
+    if boot.failure is not None or not boot.entries:
+        raise AssertionError(f"the engine did not boot with {' '.join(one.arguments)}: {boot.failure}")
+    return differences(said, boot.entries)
