@@ -17,14 +17,16 @@ VERBS: dict[str, tuple[str, str]] = {
     "check": ("pytest_vram.cli.check", "run the regression suite against a deployment"),
     "demo": ("pytest_vram.cli.demo", "fetch a real engine and a small model, then check them"),
     "doctor": ("pytest_vram.cli.doctor", "say what can be measured here, and which engines and models are found"),
+    "estimate": ("pytest_vram.cli.estimate", "predict the memory of a model, and whether it fits a budget"),
+    "fit": ("pytest_vram.cli.estimate", "the same as estimate"),
+    "plan": ("pytest_vram.cli.plan", "search the settings under which a model fits a budget"),
+    "sweep": ("pytest_vram.cli.sweep", "predict the memory of a model over the values of one setting"),
 }
+#: Verbs whose other arguments are a model and the engine's options, in any order.
+PREDICTING = ("estimate", "fit", "plan", "sweep")
 #: Verbs of later versions, so that asking for one says so instead of "invalid choice".
 NOT_BUILT: dict[str, str] = {
-    "estimate": "predicts the memory of a model",
-    "fit": "predicts whether a model fits",
-    "plan": "searches settings that fit a budget",
     "boot": "reads a boot log",
-    "sweep": "compares settings",
     "watch": "follows a run",
     "soak": "runs for hours",
     "toolcalls": "measures tool-call accuracy",
@@ -132,13 +134,46 @@ def _parser() -> argparse.ArgumentParser:
             help=what,
             description=what[0].upper() + what[1:] + ".",
             allow_abbrev=False,
-            epilog="Every other argument goes to pytest, such as --vram-budget=4GB, -k idle, -v."
-            if name != "doctor"
-            else None,
+            epilog=_epilog(name),
+            # -h would be taken for the beginning of an engine's -hf
+            add_help=name not in PREDICTING,
+            usage=f"vram {name} MODEL [engine's options] [options]" if name in PREDICTING else None,
         )
         verb.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
         if name == "check":
             verb.add_argument("--backend", metavar="NAME", help="backend of the config file (default: its default)")
         if name == "doctor":
             verb.add_argument("--reap", action="store_true", help="not built yet: end leftover servers")
+        if name in PREDICTING:
+            _predicting(verb, name)
     return parser
+
+
+def _epilog(verb: str) -> str | None:
+    if verb == "doctor":
+        return None
+    if verb in PREDICTING:
+        return (
+            "MODEL is a GGUF file, a folder with config.json, or a name in the local Hugging Face or Ollama store."
+            " Every other argument is an option of the engine, long or short, as in a pasted command line."
+        )
+    return "Every other argument goes to pytest, such as --vram-budget=4GB, -k idle, -v."
+
+
+def _predicting(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument("--help", action="help", help="show this and exit")
+    parser.add_argument("--engine", metavar="NAME", help="llama-server (default), transformers, vllm or sglang")
+    parser.add_argument("--budget", metavar="SIZE", help="such as 4GB, 8GiB, gpu0=11GB,gpu1=3GB or sum=14GB")
+    parser.add_argument("--reserve", metavar="SIZE", help="room that must stay free on each card")
+    if verb != "sweep":
+        parser.add_argument("--exact", action="store_true", help="ask the engine itself, by its dry run on the file")
+    if verb == "plan":
+        parser.add_argument("--tiers", action="store_true", help="the best settings for 4GB, 6GB and 8GB")
+        parser.add_argument("--minimum-context", metavar="TOKENS", help="that each slot must hold")
+        parser.add_argument("--slots", metavar="N", help="requests at once (default 1)")
+        parser.add_argument("--host-memory", metavar="SIZE", help="most that the host may give (default: no limit)")
+        parser.add_argument("--prefer", metavar="WHAT", help="speed (default), quality or context: given up last")
+    if verb == "sweep":
+        parser.add_argument("--over", metavar="WHAT", help="context, parallel, cache-type or n-cpu-moe")
+        parser.add_argument("--values", metavar="A,B,…", help="instead of the usual ones")
+        parser.add_argument("--measure", action="store_true", help="not built yet: measure each value as well")

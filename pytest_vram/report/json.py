@@ -36,8 +36,10 @@ def decode(data: bytes, *, origin: str = "the report") -> RunReport:
 
 def schemas() -> dict[str, dict[str, Any]]:
     """File name in ``report/schema/`` → JSON schema, generated from the data model."""
+    from pytest_vram.report.predictions import DOCUMENTS  # which every run would pay for
+
     # Defaults of the data model are tuples in places: through JSON, so that the result equals what a file holds.
-    report = msgspec.json.decode(msgspec.json.encode(msgspec.json.schema(RunReport)))
+    report = _schema(RunReport)
     line = {
         "title": "One line of journal.jsonl",
         "type": "object",
@@ -52,7 +54,13 @@ def schemas() -> dict[str, dict[str, Any]]:
     return {
         "report.json": {"$schema": _DIALECT, "title": f"Run report, format {FORMAT}", **report},
         "journal.json": {"$schema": _DIALECT, **line},
+        **{name: {"$schema": _DIALECT, **_schema(document)} for name, document in DOCUMENTS.items()},
     }
+
+
+def _schema(document: type) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(msgspec.json.schema(document)))
+    return found
 
 
 def write_schemas(folder: Path = SCHEMA_FOLDER) -> None:

@@ -139,13 +139,17 @@ def driver_context(options: LlamaOptions) -> tuple[list[Entry], list[Note]]:
 
 def _extras(shape: ModelShape, options: LlamaOptions, era: Era) -> Iterable[tuple[list[Entry], list[Note]]]:
     """What comes on top of the model; each reads a file of its own."""
-    from pytest_vram.sizing import draft, lora, projector
-
     if options.mmproj is not None:
+        from pytest_vram.sizing import projector
+
         yield projector.projector(Path(options.mmproj).expanduser(), options)
     if options.lora:
+        from pytest_vram.sizing import lora
+
         yield lora.adapters([Path(path).expanduser() for path in options.lora], shape, options)
     if options.draft is not None:
+        from pytest_vram.sizing import draft
+
         yield draft.draft(shape, options, era)
 
 

@@ -32,7 +32,8 @@ LEAST_CONTEXT = 4096
 #: From the best. Four bits are tried only where nothing else fits: they cost accuracy.
 CACHE_LADDER = ("f16", "q8_0")
 LAST_RESORT = "q4_0"
-TIERS = ("4GB", "6GB", "8GB")
+#: The small cards that this is for → least context where none is asked for.
+TIERS = {"4GB": 2048, "6GB": 4096, "8GB": 8192}
 MOST_PLANS = 12
 #: Settings that are searched, unless they are given.
 _SEARCHED = ("ctx-size", "cache-type-k", "cache-type-v", "n-cpu-moe", "cpu-moe", "n-gpu-layers")

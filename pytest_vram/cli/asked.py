@@ -1,0 +1,170 @@
+"""What the verbs that predict share: the model and the engine's options among their words, sizes, and the dry run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pytest_vram.backends import dry_run
+from pytest_vram.errors import BadInput, BadSize
+from pytest_vram.report.predictions import Compared, Exact
+from pytest_vram.settings import parse_budget
+from pytest_vram.sizing import engine_options, estimating, llama_cpp, llama_options
+from pytest_vram.sizing.llama_options import Given
+from pytest_vram.sizing.options import Device, LlamaOptions
+from pytest_vram.sizing.prediction import Estimate
+from pytest_vram.sizing.shape import ModelShape, Note
+from pytest_vram.spec import Limits
+from pytest_vram.units import parse_size
+
+#: Buckets that the engine's trial leaves out, wholly or by what their detail says.
+_LEFT_OUT = ("context", "lora")
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """The models and the engine's options of a command line, by full name."""
+
+    models: tuple[str, ...]
+    engine: str
+    options: dict[str, Any]
+
+
+def asked(options: argparse.Namespace, words: Sequence[str], *, most: int = 1) -> Asked:
+    """Models and engine options among the words that are not the command's own.
+
+    :param most: models that the verb takes.
+    :raises BadInput: an unknown option, no model, or more than the verb takes.
+    """
+    engine = options.engine or "llama-server"
+    estimating.check_engine(engine)
+    found, models = (engine_options.pairs if engine == "llama-server" else _pairs)(words)
+    named = found.pop("model", None)
+    if isinstance(named, str):
+        models.append(named)
+    if not models:
+        raise BadInput(
+            f"vram {options.verb} needs a model: write `vram {options.verb} MODEL`, with a GGUF file, a folder with"
+            " config.json, or a name in the local Hugging Face or Ollama store"
+        )
+    if len(models) > most:
+        raise BadInput(
+            f"vram {options.verb} takes {'one model' if most == 1 else f'up to {most} models'}, and these words are"
+            f" no options: {', '.join(models)}"
+        )
+    return Asked(models=tuple(models), engine=engine, options=dict(found))
+
+
+def _pairs(words: Sequence[str]) -> tuple[dict[str, engine_options.Value], list[str]]:
+    """Options of engines in Python: ``--name value``, ``--name=value``, and switches."""
+    found: dict[str, engine_options.Value] = {}
+    models: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            if word.startswith("-") and len(word) > 1:
+                raise BadInput(f"option {word!r} is not known: write long names, such as --max-model-len 8192")
+            models.append(word)
+            continue
+        name, equals, value = word[2:].partition("=")
+        if not equals and rest and not rest[0].startswith("--"):
+            value, equals = rest.pop(0), "="
+        found[name.replace("-", "_")] = value if equals else True
+    return found, models
+
+
+def budget(text: str | None) -> Limits | None:
+    """:raises BadInput: not a budget."""
+    if text is None:
+        return None
+    try:
+        return parse_budget(text)
+    except (BadSize, ValueError) as error:
+        raise BadInput(f"{error} (from --budget)") from None
+
+
+def size(text: str | None, option: str) -> int:
+    """Bytes, 0 where nothing was given. :raises BadInput: not a size."""
+    if text is None:
+        return 0
+    try:
+        return parse_size(text)
+    except BadSize as error:
+        raise BadInput(f"{error} (from {option})") from None
+
+
+def by_dry_run(shape: ModelShape, given: Given, options: dict[str, Any]) -> tuple[Estimate, Exact]:
+    """The engine's own figures for a deployment, the rules beside them.
+
+    Where no device was named, the engine takes those of this machine, and the rules follow it. What the engine's trial
+    leaves out (the driver's context, adapters, output buffers) is taken from the rules.
+
+    :raises BackendError: no engine here, or it has no dry run, or it refuses the model or a setting.
+    """
+    bare = {name: value for name, value in options.items() if name != "model"}
+    dry = dry_run.exact(Path(shape.source), bare)
+    chosen = given.options
+    notes = list(given.notes)
+    if not {"device", "rpc"} & set(given.given):
+        chosen = msgspec.structs.replace(chosen, devices=_devices(dry))
+        notes = [note for note in notes if not note.text.startswith("no --device")]
+        found = ", ".join(device.name for device in chosen.devices) or "none, so that all of it is on the host"
+        notes.append(Note(kind="rule", text=f"devices that the engine found on this machine: {found}"))
+    rules = llama_cpp.predict(shape, chosen, given=msgspec.structs.replace(given, notes=tuple(notes), options=chosen))
+    printed = dry_run.ledger_of(dry)
+    held = {entry.bucket for entry in printed.entries}
+    beside = [
+        entry
+        for entry in rules.entries
+        if entry.bucket in _LEFT_OUT
+        or "output buffer" in entry.detail
+        or (entry.bucket in ("projector", "draft") and entry.bucket not in held)
+    ]
+    # Weights, caches and compute are the engine's own figures, so that they are known whatever the rules know.
+    unknown = tuple(bucket for bucket in rules.unknown if bucket in {entry.bucket for entry in beside})
+    joined = msgspec.structs.replace(
+        rules,
+        entries=(*printed.entries, *beside),
+        devices={**rules.devices, **printed.devices},
+        unknown=unknown,
+    )
+    compared = [
+        Compared(
+            group=one.group,
+            device=one.device,
+            rule=one.rule,
+            rule_at_most=one.rule_at_most,
+            engine=one.engine.bytes,
+            engine_low=one.engine.low,
+            engine_high=one.engine.high,
+            agree=one.agree,
+            error=None if one.error == float("inf") else one.error,
+        )
+        for one in dry_run.compare(rules, dry)
+    ]
+    exact = Exact(binary=dry.binary, argv=list(dry.argv), seconds=dry.seconds, fits=dry.fits, compared=compared)
+    return joined, exact
+
+
+def _devices(dry: dry_run.DryRun) -> tuple[Device, ...]:
+    names = {row.label: row.name for row in dry.rows if row.label != "host"}
+    text = ",".join(name.partition("[")[0] for _, name in sorted(names.items()))
+    return llama_options.options_of({"device": text}).devices if text else ()
+
+
+def as_mapping(options: LlamaOptions, kept: Sequence[str] = ()) -> dict[str, Any]:
+    """Options as the mapping that a dry run takes: full names with dashes → values."""
+    found, _ = engine_options.pairs(llama_options.command(options, "model", kept)[3:])
+    return dict(found)
+
+
+def predictor(engine: str) -> Callable[..., Estimate]:
+    """The function that predicts a model under an engine in Python. :raises BadInput: none."""
+    modules = {"transformers": "transformers_cache", "vllm": "vllm", "sglang": "sglang"}
+    found: Callable[..., Estimate] = importlib.import_module(f"pytest_vram.sizing.{modules[engine]}").predict
+    return found

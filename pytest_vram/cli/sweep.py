@@ -1,0 +1,41 @@
+"""``vram sweep``: what a deployment takes over the values of one setting."""
+
+from __future__ import annotations
+
+import argparse
+
+from pytest_vram.cli import asked as asking
+from pytest_vram.cli.output import HOLDS, Answer
+from pytest_vram.errors import BadInput
+from pytest_vram.report.prediction_lines import sweep_lines
+from pytest_vram.report.predictions import SweepDocument, point_record
+from pytest_vram.sizing import estimating, llama_options
+from pytest_vram.sizing.sweep import OVER, check_over, sweep
+
+
+def run(options: argparse.Namespace, rest: list[str]) -> Answer:
+    """Predict every value of one setting.
+
+    :raises BadInput: a model, an option or a value that cannot be used, or ``--measure``.
+    """
+    if options.measure:
+        raise BadInput("--measure is not built yet in this version: without it the sweep is predicted")
+    if options.over is None:
+        raise BadInput(f"vram sweep needs the setting to sweep: add --over with one of {', '.join(OVER)}")
+    check_over(options.over)
+    wanted = asking.asked(options, rest)
+    if wanted.engine != "llama-server":
+        raise BadInput(f"sweep predicts settings of llama-server, and has none for {wanted.engine}")
+    given = llama_options.read(wanted.options)
+    shape = estimating.load(wanted.models[0])
+    values = [value.strip() for value in options.values.split(",")] if options.values else []
+    points = sweep(
+        shape,
+        given,
+        options.over,
+        values,
+        budget=asking.budget(options.budget),
+        reserve=asking.size(options.reserve, "--reserve"),
+    )
+    document = SweepDocument(model=shape.source, over=options.over, points=[point_record(point) for point in points])
+    return Answer(code=HOLDS, document=document, lines=tuple(sweep_lines(points, options.over)))
