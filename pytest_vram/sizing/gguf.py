@@ -40,7 +40,7 @@ _DIMENSIONS = 4
 # Far above any model, and reached in a second: what bounds the time that a hostile file of many GB can take.
 _MOST_KEYS = 1 << 16
 _MOST_TENSORS = 1 << 17
-_MOST_STRINGS = 1 << 23
+_MOST_STRINGS = 1 << 22
 
 _U32 = struct.Struct("<I").unpack_from
 _U64 = struct.Struct("<Q").unpack_from
@@ -320,7 +320,7 @@ def _short_strings() -> re.Pattern[bytes]:
 
     One way only can match, and the repetition is possessive: it never goes back. Frequent lengths come first.
     """
-    lengths = [6, 7, 5, 8, 9, 10, 4, 11, 12, 3, 13, 14, 2, *range(15, 49), 1, 0]
+    lengths = [6, 7, 5, 8, 0, 9, 10, 4, 11, 12, 3, 13, 14, 2, *range(15, 49), 1]
     texts = (b"\\x%02x\\0\\0\\0\\0\\0\\0\\0.{%d}" % (length, length) for length in lengths)
     return re.compile(b"(?s:" + b"|".join(texts) + b"){%d}+" % _BLOCK)
 
