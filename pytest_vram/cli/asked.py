@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from pytest_vram.backends import dry_run
-from pytest_vram.errors import BadInput, BadSize
+from pytest_vram.errors import BackendError, BadInput, BadSize
 from pytest_vram.report.predictions import Compared, Exact
 from pytest_vram.settings import parse_budget
 from pytest_vram.sizing import engine_options, estimating, llama_cpp, llama_options
@@ -110,11 +110,19 @@ def by_dry_run(shape: ModelShape, given: Given, options: dict[str, Any]) -> tupl
     dry = dry_run.exact(Path(shape.source), bare)
     chosen = given.options
     notes = list(given.notes)
-    if not {"device", "rpc"} & set(given.given):
+    found = {row.label for row in dry.rows}
+    missing = [device.name for device in chosen.devices if device.label not in found]
+    if {"device", "rpc"} & set(given.given):
+        if missing and len(missing) == len(chosen.devices):
+            raise BackendError(
+                f"{dry.binary} found none of the devices {', '.join(missing)}, and put all of the model on the host:"
+                " see its --list-devices, or start the RPC server"
+            )
+    else:
         chosen = msgspec.structs.replace(chosen, devices=_devices(dry))
         notes = [note for note in notes if not note.text.startswith("no --device")]
-        found = ", ".join(device.name for device in chosen.devices) or "none, so that all of it is on the host"
-        notes.append(Note(kind="rule", text=f"devices that the engine found on this machine: {found}"))
+        names = ", ".join(device.name for device in chosen.devices) or "none, so that all of it is on the host"
+        notes.append(Note(kind="rule", text=f"devices that the engine found on this machine: {names}"))
     rules = llama_cpp.predict(shape, chosen, given=msgspec.structs.replace(given, notes=tuple(notes), options=chosen))
     printed = dry_run.ledger_of(dry)
     held = {entry.bucket for entry in printed.entries}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -45,7 +46,7 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
     given = llama_options.read(wanted.options)
     shapes = [estimating.load(model) for model in wanted.models]
     searches = [planning.search(shapes, one, _for_tier(wishes, one, options.tiers), given) for one in limits]
-    confirmed = [_confirmed(one, shapes) if options.exact else {} for one in searches]
+    confirmed = [_confirmed(one, shapes, given.kept) if options.exact else {} for one in searches]
     document = PlanDocument(
         models=[shape.source for shape in shapes],
         wishes=wishes,
@@ -62,22 +63,23 @@ def _for_tier(wishes: Wishes, budget: Limits, tiers: bool) -> Wishes:
     return msgspec.structs.replace(wishes, minimum_context=planning.TIERS[budget.text])
 
 
-def _confirmed(search: Search, shapes: list[ModelShape]) -> dict[int, bool]:
+def _confirmed(search: Search, shapes: list[ModelShape], kept: Sequence[str]) -> dict[int, bool]:
     """Position of a plan → whether it fits by the engine's own dry run."""
     by_source = {shape.source: shape for shape in shapes}
     return {
-        index: confirm(plan, by_source[plan.model], search.budget, search.wishes)
+        index: confirm(plan, by_source[plan.model], search.budget, search.wishes, kept)
         for index, plan in enumerate(search.plans)
     }
 
 
-def confirm(plan: Plan, shape: ModelShape, budget: Limits, wishes: Wishes) -> bool:
+def confirm(plan: Plan, shape: ModelShape, budget: Limits, wishes: Wishes, kept: Sequence[str] = ()) -> bool:
     """Whether a plan fits by the engine's own dry run, on the devices that it finds here.
 
+    :param kept: words of the command line for options without a say in memory.
     :raises BadInput: this machine has no device that the layers of the plan could go to.
     :raises BackendError: no engine here, or it has no figures.
     """
-    options: dict[str, Any] = asking.as_mapping(plan.options)
+    options: dict[str, Any] = asking.as_mapping(plan.options, kept)
     made, _ = asking.by_dry_run(shape, llama_options.read(options), options)
     if plan.layers_on_gpu and set(made.total()) == {HOST}:
         raise BadInput(

@@ -159,6 +159,11 @@ def command(options: LlamaOptions, model: str, kept: Sequence[str] = ()) -> tupl
     """The command line of llama-server for these options: what differs from the engine's defaults, then ``kept``."""
     plain = LlamaOptions()
     words = ["llama-server", "--model", model]
+    others = list(kept)
+    if "--rpc" in others:  # before --device, which may name what it adds
+        place = others.index("--rpc")
+        words.extend(others[place : place + 2])
+        del others[place : place + 2]
 
     def add(name: str, value: Value | None) -> None:
         if value is not None:
@@ -198,7 +203,7 @@ def command(options: LlamaOptions, model: str, kept: Sequence[str] = ()) -> tupl
             add(name, value)
     for field in ("cache_ram", "ctx_checkpoints"):
         _add_changed(add, field, options, plain)
-    return (*words, *kept)
+    return (*words, *others)
 
 
 def _add_changed(
