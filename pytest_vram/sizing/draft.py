@@ -65,8 +65,8 @@ def _second_model(
     own = gguf_shape.shape_of(gguf.read(found))
     settings = options_of(shape, options, asked)
     where = place(own, settings)
-    parts = [("weights", entry) for entry in weights.weights(own, settings, where)]
-    notes = [note for note in (*own.notes, *weights.notes(own, settings)) if note.kind != "rule"]
+    parts = [("weights", entry) for entry in weights.weights(own, settings, where, era)]
+    notes = [note for note in (*own.notes, *weights.notes(own, settings, era)) if note.kind != "rule"]
     if own.architecture in _SHARES_CACHE:
         text = f"{own.architecture} reads the target's cache and keeps none of its own"
         notes.append(Note(kind="rule", bucket="draft", text=text))

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from pytest_vram.ledger import Bucket, Entry
 from pytest_vram.sizing.buffers import held, kind_of
-from pytest_vram.sizing.options import LlamaOptions, Placement
-from pytest_vram.sizing.placement import EXPERT, HOST, block_of
+from pytest_vram.sizing.options import CURRENT, Era, LlamaOptions, Placement
+from pytest_vram.sizing.placement import EXPERT, HOST, block_of, overrides
 from pytest_vram.sizing.shape import ModelShape, Note, Tensor
 
 _ROPE = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
@@ -22,10 +22,10 @@ _REPACKED = ("q4_0", "q4_k", "q2_k", "q5_k", "q6_k", "iq4_nl", "mxfp4", "q8_0")
 _OUTPUT_FIRST = ("gemma3n", "gemma4")
 
 
-def weights(shape: ModelShape, options: LlamaOptions, placement: Placement) -> list[Entry]:
+def weights(shape: ModelShape, options: LlamaOptions, placement: Placement, era: Era = CURRENT) -> list[Entry]:
     """Entries of the buckets ``weights`` and ``experts``, one for each device that holds any."""
     sums: dict[tuple[Bucket, str], list[int]] = {}
-    for tensor, label, extra in _held(shape, options, placement):
+    for tensor, label, extra in _held(shape, options, placement, era):
         bucket: Bucket = "experts" if EXPERT.search(tensor.name) else "weights"
         row = sums.setdefault((bucket, label), [0, 0, 0])
         size = held(
@@ -49,9 +49,11 @@ def weights(shape: ModelShape, options: LlamaOptions, placement: Placement) -> l
     ]
 
 
-def _held(shape: ModelShape, options: LlamaOptions, placement: Placement) -> Iterator[tuple[Tensor, str, bool]]:
+def _held(
+    shape: ModelShape, options: LlamaOptions, placement: Placement, era: Era
+) -> Iterator[tuple[Tensor, str, bool]]:
     """Every tensor in memory with its device; true where it depends on the CPU whether it is there."""
-    left_out = not_loaded(shape, options)
+    left_out = not_loaded(shape, options, era)
     for position, tensor in enumerate(shape.tensors):
         if position in left_out:
             continue
@@ -85,23 +87,20 @@ def _copy(
     goes for the copy too, which has its name. On the host both share a buffer, except that the CPU backend may reorder
     the copy (``CPU_REPACK``), and that Gemma 3n and 4 create the copy first and the table again.
     """
-    target = placement.output if home == HOST else home
-    if any(True for _ in options.override_tensor):
-        from pytest_vram.sizing.placement import overrides
-
-        target = next((label for pattern, label in overrides(options) if pattern.search(table.name)), placement.output)
+    overridden = (label for pattern, label in overrides(options) if pattern.search(table.name))
+    target = next(overridden, placement.output)
     if target != home or shape.architecture in _OUTPUT_FIRST:
         yield table, target, False
     elif home == HOST and options.repack and table.type in _REPACKED and len(table.dims) == 2:
         yield table, target, True
 
 
-def not_loaded(shape: ModelShape, options: LlamaOptions) -> frozenset[int]:
+def not_loaded(shape: ModelShape, options: LlamaOptions, era: Era = CURRENT) -> frozenset[int]:
     """Positions of tensors that the engine leaves in the file: extra prediction blocks (MTP) that nobody asked for, and
     the few that no operation uses (``GGML_OP_NONE`` in ``llama-arch.cpp``)."""
     rule = shape.meta.get("extra_loaded", "always")
     asked = options.draft is not None and options.draft.model is None and options.draft.kind in _MTP
-    skip = rule == "never" or (rule == "asked" and not asked)
+    skip = rule == "never" or (rule == "asked" and not asked and era.extra_blocks_skipped)
     first = len(shape.layers)
     return frozenset(
         position
@@ -112,7 +111,7 @@ def not_loaded(shape: ModelShape, options: LlamaOptions) -> frozenset[int]:
     )
 
 
-def notes(shape: ModelShape, options: LlamaOptions) -> tuple[Note, ...]:
+def notes(shape: ModelShape, options: LlamaOptions, era: Era = CURRENT) -> tuple[Note, ...]:
     """What of the weights could not be known, and what was left out of them."""
     found = []
     unknown = [tensor for tensor in shape.tensors if not tensor.known]
@@ -123,7 +122,7 @@ def notes(shape: ModelShape, options: LlamaOptions) -> tuple[Note, ...]:
             "counted, so the weights are a lower bound"
         )
         found.append(Note(kind="unknown", bucket="experts" if experts else "weights", text=text))
-    left = not_loaded(shape, options)
+    left = not_loaded(shape, options, era)
     if left:
         size = sum(shape.tensors[position].bytes for position in left)
         text = (
