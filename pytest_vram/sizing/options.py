@@ -109,8 +109,8 @@ class Era(msgspec.Struct, frozen=True, kw_only=True):
         buffer (#23907, b9501); before, they grew in the pool after boot.
     :ivar mla_latent_only: no V is stored under MLA (January 2026).
     :ivar mask_padded: rows of the mask are padded to 64 (until #17910, December 2025).
-    :ivar extra_blocks_skipped: tensors of extra prediction blocks (MTP) stay in the file unless speculation with them is
-        asked for (b10434 was seen to leave them, b10068 to load them always).
+    :ivar extra_blocks_skipped: tensors of extra prediction blocks (MTP) stay in the file unless speculation with them
+        is asked for (b10434 was seen to leave them, b10068 to load them always).
     :ivar auto_slots: slots chosen when ``parallel`` is not given, with a unified cache.
     """
 
