@@ -56,10 +56,10 @@ def find(model: str) -> Found:
     """
     if not model.strip():
         raise BadModel("the model has no name: write the path of a GGUF file, or a name of a local store")
-    path = Path(model).expanduser()
     try:
+        path = Path(model).expanduser()
         there = path.exists()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL byte, or the home of no such user
         raise BadModel(f"{model!r} cannot be looked up: {error}") from None
     if there:
         return Found(path=path)
@@ -91,7 +91,8 @@ def ollama_folders() -> list[Path]:
 
 
 def _is_path(model: str) -> bool:
-    return model.startswith((".", "~", os.sep)) or "\\" in model or model.endswith((".gguf", ".safetensors", ".json"))
+    file = model.endswith((".gguf", ".safetensors", ".json")) and ":" not in model
+    return file or "\\" in model or model.startswith((".", "~", os.sep))
 
 
 def _missing(model: str) -> Found:

@@ -178,6 +178,7 @@ def _deepseek_v3(types: Types, tokenizer: Tokenizer) -> Recipe:
         experts_used=8,
         expert_feed_forward=2048,
         shared_experts=1,
+        router_bias=True,
         vocabulary=129280,
         context=163840,
         types=types,

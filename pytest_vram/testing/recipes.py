@@ -344,6 +344,7 @@ def deepseek2(
     experts_used: int = 2,
     expert_feed_forward: int = 128,
     shared_experts: int = 1,
+    router_bias: bool = False,
     vocabulary: int = SMALLEST_VOCABULARY,
     context: int = 4096,
     tied: bool = False,
@@ -353,7 +354,7 @@ def deepseek2(
     """Latent attention (MLA), dense layers first, then mixtures with shared experts.
 
     :param query_rank: of the query's projection; 0, as in the lite models, needs 26 or 27 layers (llama.cpp knows
-        them by that).
+        them by that). :param router_bias: a bias for choosing experts, as from the third version on.
     """
     plan = Plan(
         "deepseek2",
@@ -380,6 +381,7 @@ def deepseek2(
         expert_feed_forward_length=expert_feed_forward,
         expert_shared_count=shared_experts,
         expert_weights_scale=1.0,
+        expert_gating_func=2 if router_bias else 1,
         rope__dimension_count=rope,
     )
     plan.ends(tied=tied)
@@ -401,6 +403,8 @@ def deepseek2(
             plan.feed_forward(layer, feed_forward)
         else:
             plan.experts(layer, experts, expert_feed_forward)
+            if router_bias:
+                plan.add(f"{name}exp_probs_b.bias", experts)
             plan.feed_forward(layer, expert_feed_forward * shared_experts, suffix="_shexp")
     return plan.recipe()
 
