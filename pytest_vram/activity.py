@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from pytest_vram import predicting, specfile, units
 from pytest_vram import settings as settings_module
-from pytest_vram import specfile, units
 from pytest_vram.errors import BadInput, VramError
 from pytest_vram.judging import Judgement, broken, budget_of, judge, with_outcome
 from pytest_vram.outcomes import INCONCLUSIVE, failure
@@ -155,6 +155,8 @@ def _refuse_ignored_table(config: pytest.Config) -> None:
 
 def _check_budget(run: Run) -> None:
     """A budget that cannot be held is a usage error where a person typed it, and a warning where a file has it."""
+    if run.predicted:  # which devices there are is known when a backend's estimate is made
+        return
     if run.settings.budget is None or run.measurable:
         _check_labels(run)
         return
@@ -238,14 +240,23 @@ class Activity:
                     f"@requires_vram({wanted['text']!r}): the device has {units.mib(capacity.bytes)},"
                     f" less than {units.with_mib(wanted['size'])}"
                 )
-        if plan.needs_device and not self.run.measurable:
-            hint = "" if self.run.host_only else " (--vram-device=cpu measures host memory instead)"
-            reason = f"{Collector.UNMEASURED} {self.run.why_unmeasurable()}{hint}"
+        reason = self._unjudgeable(plan)
+        if reason is not None:
+            reason = f"{Collector.UNMEASURED} {reason}"
             if self.run.settings.missing == "fail":
                 # Raised before the set-up, yet a failure and no error: the collector shows it so.
                 self._missing = f"{reason} (--vram-missing=fail makes this a failure)"
                 pytest.fail(self._missing, pytrace=False)
             pytest.skip(reason)
+
+    def _unjudgeable(self, plan: Plan) -> str | None:
+        """Why none of this test's markers can be judged in this run; ``None`` where one can, or there is none."""
+        if self.run.predicted:
+            return predicting.unjudgeable(plan)
+        if not plan.needs_device or self.run.measurable:
+            return None
+        hint = "" if self.run.host_only else " (--vram-device=cpu measures host memory instead)"
+        return f"{self.run.why_unmeasurable()}{hint}"
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
@@ -274,7 +285,8 @@ class Activity:
             if call.when == "setup" and self._plan(item).takes_part:
                 self._refused(item, call, report)
             return report
-        if attempt.window is None and not attempt.trouble:
+        predicted = self.run.predicted and predicting.applies(self.run, attempt)
+        if attempt.window is None and not attempt.trouble and not predicted:
             return report
         closed = self.run.end(attempt, {"outcome": report.outcome})
         before: Outcome = "error" if call.when == "setup" and report.failed else report.outcome

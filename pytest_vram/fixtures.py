@@ -14,6 +14,7 @@ from pytest_vram.stash import RUN
 if TYPE_CHECKING:
     from pytest_vram.backends import AsyncVramClient, Pool, RunningBackend, VramClient
     from pytest_vram.run import Meter, Run
+    from pytest_vram.sizing import Estimate
 
 
 def run_of(config: pytest.Config) -> Run:
@@ -66,3 +67,18 @@ def vram_client(vram_backend: RunningBackend) -> VramClient:
 def vram_async_client(vram_backend: RunningBackend) -> AsyncVramClient:
     """The asynchronous client of this test's backend."""
     return vram_backend.async_client
+
+
+@pytest.fixture
+def vram_estimate(request: pytest.FixtureRequest) -> Estimate:
+    """The predicted memory breakdown of this test's backend, from its spec and the model's header; nothing is started.
+
+    The backend is the one of the test's ``vram_backend`` marker, else the default one.
+    """
+    from pytest_vram.outcomes import told
+    from pytest_vram.predicting import estimate_of
+
+    run = run_of(request.config)
+    plan = run.attempt.plan if run.attempt else None
+    with told():
+        return estimate_of(run.pool.spec(plan.backend if plan else None, **(plan.overrides if plan else {})))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_vram import checks
+from pytest_vram import checks, predicting
 from pytest_vram.backends.pool import RunningBackend
 from pytest_vram.checks.finding import Finding
 from pytest_vram.keeper.messages import Closed
@@ -36,8 +36,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def budget_of(run: Run) -> Limits | None:
-    """The budget that tests are held against: none where nothing can be measured."""
-    return run.settings.budget if run.measurable else None
+    """The budget that tests are held against: none where nothing can be measured or predicted."""
+    return run.settings.budget if run.measurable or run.predicted else None
 
 
 def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, outcome: Outcome) -> Judgement:
@@ -61,15 +61,19 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
     ledger: Ledger | None = None
     limit: dict[str, int] = {}
     limit_from: str | None = None
+    if run.predicted:
+        closed, ledger = predicting.window(run, attempt, closed)
     if closed is not None:
-        if backends:
+        if backends and not run.predicted:
             ledger = combined(backend.boot.ledger() for backend in backends).against(_totals(closed))
         findings.extend(
             Finding(check="backend", verdict="error", section="backend", text=sentence) for sentence in closed.deaths
         )
         findings.extend(_memory(run, attempt, closed, ledger))
         limit, limit_from = _limit_shown(run, attempt, closed)
-    if attempt.plan.rate is not None:
+    if attempt.plan.rate is not None and run.predicted:
+        findings.append(predicting.no_rate(attempt.plan.rate))
+    elif attempt.plan.rate is not None:
         rates = [request.tokens_per_second for request in requests]
         doubts = [request.doubt for request in requests]
         rate = checks.judge_rate(rates, attempt.plan.rate, limit_from="@min_tokens_per_second", doubts=doubts)
@@ -132,8 +136,13 @@ def _totals(closed: Closed) -> dict[str, Reading]:
     return totals
 
 
+def _budget_on(run: Run, attempt: Attempt) -> Limits | None:
+    """The budget that holds for this test: where nothing is measured, only for one that has a backend to predict."""
+    return None if run.predicted and not predicting.concerned(attempt) else budget_of(run)
+
+
 def _memory(run: Run, attempt: Attempt, closed: Closed, ledger: Ledger | None) -> list[Finding]:
-    budget = budget_of(run)
+    budget = _budget_on(run, attempt)
     places = run.settings.places
     found: list[Finding | None] = []
     plain = next((m for m in attempt.plan.limits if _is_plain(m)), None)
@@ -145,7 +154,11 @@ def _memory(run: Run, attempt: Attempt, closed: Closed, ledger: Ledger | None) -
             "@max_vram",
             labels=sorted(closed.run),
         )
-        found.append(checks.judge_peak(closed, check=check, limits=limits, limit_from=where, ledger=ledger))
+        found.append(
+            checks.judge_peak(
+                closed, check=check, limits=limits, limit_from=where, ledger=ledger, predicted=run.predicted
+            )
+        )
     for meaning in attempt.plan.limits:
         if meaning is plain:
             continue
@@ -159,6 +172,7 @@ def _memory(run: Run, attempt: Attempt, closed: Closed, ledger: Ledger | None) -
                 over=meaning["over"],
                 phase=meaning["phase"],
                 ledger=ledger,
+                predicted=run.predicted,
             )
         )
     if attempt.plan.host_limit is not None:
@@ -182,7 +196,7 @@ def _marker_text(meaning: dict[str, object]) -> str:
 
 def _limit_shown(run: Run, attempt: Attempt, closed: Closed) -> tuple[dict[str, int], str | None]:
     """Label → the smallest limit on the run's peak there, and where it was written."""
-    budget = budget_of(run)
+    budget = _budget_on(run, attempt)
     plain = next((m for m in attempt.plan.limits if _is_plain(m)), None)
     if budget is None and plain is None:
         return {}, None

@@ -104,7 +104,7 @@ MARKERS: dict[str, Marker] = {
 }
 
 #: Fixtures whose use makes the plugin take part in a test.
-FIXTURES = frozenset({"vram", "vram_backend", "vram_backends", "vram_client", "vram_async_client"})
+FIXTURES = frozenset({"vram", "vram_backend", "vram_backends", "vram_client", "vram_async_client", "vram_estimate"})
 
 
 def read(name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, Any]:

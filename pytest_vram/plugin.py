@@ -18,6 +18,7 @@ from pytest_vram.fixtures import (
     vram_backend,
     vram_backends,
     vram_client,
+    vram_estimate,
 )
 from pytest_vram.markers import FIXTURES, MARKERS
 from pytest_vram.stash import RUN
@@ -25,7 +26,7 @@ from pytest_vram.stash import RUN
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
-__all__ = ["vram", "vram_async_client", "vram_backend", "vram_backends", "vram_client"]
+__all__ = ["vram", "vram_async_client", "vram_backend", "vram_backends", "vram_client", "vram_estimate"]
 
 #: Setting → (metavar, help). Checked by :mod:`pytest_vram.settings`, which a run without any of them never imports.
 OPTIONS: dict[str, tuple[str, str]] = {
@@ -34,7 +35,10 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "emulate": ("SIZE", "play a smaller card (not built yet)"),
     "backend": ("NAME", "backend from the config file (default: its `default`, else the built-in demo)"),
     "config": ("FILE", "config file (default: vram.toml, else [tool.vram] in pyproject.toml)"),
-    "device": ("SPEC", "what to measure: auto, cpu (host memory stands in), rpc:0; several joined by commas"),
+    "device": (
+        "SPEC",
+        "what to measure: auto, cpu (host memory), rpc:0, several joined by commas; predicted: nothing",
+    ),
     "interval": ("MS", "sampling interval in milliseconds where the source is not exact (default 10)"),
     "missing": ("{skip,fail}", "what a VRAM marker does where nothing can be measured (default skip)"),
     "report": ("PATH", "write a report; the suffix decides: .json; may be given several times"),

@@ -12,7 +12,7 @@ import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -39,6 +39,9 @@ from pytest_vram.keeper.messages import (
 )
 from pytest_vram.readings import Measured, Reading, Unmeasurable
 from pytest_vram.settings import Settings
+
+if TYPE_CHECKING:
+    from pytest_vram.predicting import Predictions
 
 RPC_VARIABLE = "PYTEST_VRAM_RPC"
 
@@ -78,7 +81,8 @@ class Plan(msgspec.Struct, kw_only=True):
     :ivar errors: one message for each marker that cannot be used; the test is an error with the first.
     :ivar limits: meanings of its ``max_vram`` markers, the closest of each (over, scope, phase).
     :ivar takes_part: whether the test has anything to do with this plugin.
-    :ivar wants_backend: whether its fixtures start its backend.
+    :ivar wants_backend: whether its fixtures start its backend. :ivar names_backend: whether that, its marker or its
+        estimate says which backend it is about. :ivar may_use_backends: whether a fixture lets it start others.
     """
 
     errors: list[str] = []
@@ -91,6 +95,8 @@ class Plan(msgspec.Struct, kw_only=True):
     rate: float | None = None
     takes_part: bool = False
     wants_backend: bool = False
+    names_backend: bool = False
+    may_use_backends: bool = False
 
     @property
     def needs_device(self) -> bool:
@@ -102,9 +108,11 @@ def plan_of(marks: Iterable[tuple[str, tuple[object, ...], Mapping[str, object]]
     """The plan of a test from its markers, closest first, and the names of its fixtures."""
     names = set(fixtures)
     plan = Plan(
-        takes_part=not markers.FIXTURES.isdisjoint(names),
+        takes_part=not markers.FIXTURES.isdisjoint(names - {"vram_estimate"}),  # which starts nothing
         wants_backend=not names.isdisjoint(("vram_backend", "vram_client", "vram_async_client")),
+        may_use_backends="vram_backends" in names,
     )
+    plan.names_backend = plan.wants_backend or "vram_estimate" in names
     seen: set[object] = set()
     for name, args, kwargs in marks:
         if name not in markers.MARKERS:
@@ -128,6 +136,7 @@ def plan_of(marks: Iterable[tuple[str, tuple[object, ...], Mapping[str, object]]
                 plan.serial = True
             case "vram_backend":
                 plan.backend, plan.overrides = meaning["name"], meaning["overrides"]
+                plan.names_backend = True
             case "requires_vram":
                 plan.requires.append(meaning)
             case "min_tokens_per_second":
@@ -165,6 +174,7 @@ class Run:
         self._devices: list[DeviceInfo | Unmeasurable] | None = None
         self._client: KeeperClient | None = None
         self._pool: Pool | None = None
+        self._predictions: Predictions | None = None
         self._attempts: dict[str, int] = {}
 
     @property
@@ -206,6 +216,20 @@ class Run:
     def host_only(self) -> bool:
         """True on ``cpu``, where host memory stands in for VRAM."""
         return any(device.kind == "cpu" for device in self.settings.device)
+
+    @property
+    def predicted(self) -> bool:
+        """True on ``predicted``, where estimates stand in for everything that would be measured."""
+        return any(device.kind == "predicted" for device in self.settings.device)
+
+    @property
+    def predictions(self) -> Predictions:
+        """The estimates of this run's backends."""
+        if self._predictions is None:
+            from pytest_vram.predicting import Predictions
+
+            self._predictions = Predictions()
+        return self._predictions
 
     # ------------------------------------------------------------ keeper
 
@@ -330,7 +354,8 @@ class Run:
         """
         number = self._attempts[key] = self._attempts.get(key, 0) + 1
         attempt = self.attempt = Attempt(key, plan, number)
-        if judged or plan.takes_part:
+        # Where nothing is measured, a test needs a window only for what it starts; its fixtures open one on use.
+        if plan.wants_backend if self.predicted else judged or plan.takes_part:
             if plan.wants_backend:
                 self._prepare(plan)
             self.open(attempt)
@@ -514,7 +539,7 @@ def ways_on(settings: Settings) -> str:
         ways.append("a software GPU with --vram-device=rpc:0 (see the documentation)")
     ways.append("run on a machine with a GPU that this version can measure")
     if "predicted" not in kinds:
-        ways.append("--vram-device=predicted, which holds an estimate against the budget, is not built yet")
+        ways.append("hold each backend's estimate against the budget, measuring nothing, with --vram-device=predicted")
     return "; ".join(ways)
 
 

@@ -123,7 +123,11 @@ class Collector:
         if run is None or not (run.settings.budget or run.warnings):
             return None
         lines = [f"vram: warning: {text}" for text in run.warnings]
-        if run.settings.budget and run.measurable:
+        if run.settings.budget and run.predicted:
+            lines.append(
+                f"vram: budget {run.settings.budget.text} on the estimate of each backend: nothing is measured"
+            )
+        elif run.settings.budget and run.measurable:
             names = ", ".join(f"{device.label} ({device.name})" for device in run.measurable)
             if run.host_only:
                 names = "host memory of servers and other child processes (not pytest's own), which stands in for VRAM"
@@ -199,10 +203,14 @@ class Collector:
             devices = [device for device in run.devices if isinstance(device, DeviceInfo)]
         warnings = [*(run.warnings if run else []), *self.trouble]
         if self.unmeasured:
-            why = run.why_unmeasurable() if run and not run.measurable else "no device could be measured"
+            why = "no device could be measured"
+            if run and run.predicted:
+                why = "there is no estimate that they could be held against"
+            elif run and not run.measurable:
+                why = run.why_unmeasurable()
             tests = f"{self.unmeasured} test{'' if self.unmeasured == 1 else 's'}"
             warnings.append(f"{tests} with VRAM markers SKIPPED, not judged: {why}")
-        elif run is not None and not run.measurable and not run.warnings and (self.tests or self.backends):
+        elif run is not None and self._says_nothing_measured(run):
             warnings.append(f"nothing was measured: {run.why_unmeasurable()}. Ways on: {ways_on(run.settings)}.")
         warnings.extend(self._uncounted(run))
         if self._state and self._state.journal_trouble:
@@ -232,6 +240,10 @@ class Collector:
         return RunReport(
             run=info, tests=self.tests, backends=backends, journal=str(journal) if journal.exists() else None
         )
+
+    def _says_nothing_measured(self, run: Run) -> bool:
+        """Whether somebody might think that something was measured: not where estimates were asked for."""
+        return not run.measurable and not run.predicted and not run.warnings and bool(self.tests or self.backends)
 
     def _uncounted(self, run: Run | None) -> list[str]:
         """Where pytest's own process, which ``cpu`` leaves out, would have broken the limit: that is said."""

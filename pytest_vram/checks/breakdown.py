@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from pytest_vram.checks.wording import HOST, STAND_IN
+from pytest_vram.checks.wording import ESTIMATE, HOST, STAND_IN
 from pytest_vram.ledger import Bucket, Ledger
 from pytest_vram.units import MIB, mib
 
@@ -50,7 +50,9 @@ def _block(ledger: Ledger, buckets: Mapping[Bucket, Mapping[str, int]], labels: 
     for bucket, table in buckets.items():
         if bucket != "unattributed":
             lines.append(row(bucket, figures(table)))
-    lines.append(row("printed by the engine", figures(explained)))
+    # An estimate explains nothing that was printed.
+    predicted = bool(ledger.entries) and all(entry.source == ESTIMATE for entry in ledger.entries)
+    lines.append(row("predicted" if predicted else "printed by the engine", figures(explained)))
     measured = {label: total[label] for label in labels if label in ledger.measured}
     if measured:
         signed = {

@@ -26,6 +26,7 @@ SETTINGS: dict[str, str] = {
     "compute": "ubatch-size, flash-attn, ctx-size",
     "recurrent": "parallel",
 }
+PREDICTED, NOT_MEASURED = "predicted", "nothing was measured"
 _NOTHING = "no device was measured in this window"
 
 
@@ -99,6 +100,7 @@ def judge_peak(
     over: str = "total",
     phase: str | None = None,
     ledger: Ledger | None = None,
+    predicted: bool = False,
 ) -> Finding | None:
     """Hold the peak of a window against ``limits``.
 
@@ -109,7 +111,7 @@ def judge_peak(
 
     :param scope: ``run``, ``backend``, ``process`` or ``device``. :param over: ``total``, or ``baseline`` for the
         rise over what was held when the window opened. :param phase: judge the peak of this phase alone.
-    :param ledger: memory breakdown to explain the peak with.
+    :param ledger: memory breakdown to explain the peak with. :param predicted: the figures are estimates.
     :returns: ``None`` where every limit holds, else one finding for the gravest case whose text has all of them.
     """
     figures, problem = _figures(closed, scope, over, phase)
@@ -122,14 +124,15 @@ def judge_peak(
         return None
     found.sort(key=lambda item: (item[0] != "failed", -_excess(item[1])))
     verdict, worst = found[0]
-    what = _what(scope, over, phase)
+    what = _what(scope, over, phase, predicted)
     parts = [_case_text(v, case, what, limit_from, closed, ledger) for v, case in found]
     if ledger is not None:
         parts.append("\n".join(ledger_table(ledger)))
     return Finding(
         check=check,
         verdict=verdict,
-        section="VRAM over its limit" if verdict == "failed" else "VRAM limit undecided",
+        section=("predicted " if predicted else "")
+        + ("VRAM over its limit" if verdict == "failed" else "VRAM limit undecided"),
         text="\n\n".join(parts),
         device=worst.device,
         measured=worst.figure,
@@ -241,7 +244,9 @@ def _verdict(case: _Case, closed: Closed) -> Verdict | None:
 # ---------------------------------------------------------------- words
 
 
-def _what(scope: str, over: str, phase: str | None) -> str:
+def _what(scope: str, over: str, phase: str | None, predicted: bool) -> str:
+    if predicted:
+        return f"{PREDICTED} memory of the test's backends" + (f" in phase {phase!r}" if phase else "")
     words = "rise over the baseline" if over == "baseline" else "peak"
     whose = {
         "run": "of this run",
@@ -259,6 +264,10 @@ def _case_text(verdict: Verdict, case: _Case, what: str, limit_from: str, closed
     if case.device not in (SUM, "every device"):
         rows.append(("device", device(case.device, ledger)))
     rows.append(("limit", f"{with_mib(limit)}, from {limit_from}"))
+    predicted = what.startswith(PREDICTED)
+    if isinstance(figure, Unmeasurable) and predicted:
+        rows.append(("reason", figure.reason))
+        return block(f"The {what} is not known, so the limit {with_mib(limit)} is undecided; {NOT_MEASURED}.", rows)
     if isinstance(figure, Unmeasurable):
         rows.append(("reason", figure.reason))
         if phase_seen:
@@ -267,10 +276,20 @@ def _case_text(verdict: Verdict, case: _Case, what: str, limit_from: str, closed
     rows.append(("reading", provenance(figure)))
     if verdict == "failed":
         least = "" if figure.upper == figure.bytes else "at least "
-        title = f"The {what} is {amount(figure)}, {least}{mib(figure.bytes - limit)} over the limit {with_mib(limit)}."
+        title = f"The {what} is {amount(figure)}, {least}{mib(figure.bytes - limit)} over the limit {with_mib(limit)}"
+        title += f"; {NOT_MEASURED}." if predicted else "."
         hint = card_hint(figure.bytes, limit)
         if hint is not None:
             rows.append(("hint", hint))
+    elif predicted and figure.upper > limit:
+        title = (
+            f"The {what} is {amount(figure)}, and the limit {with_mib(limit)} lies in between: undecided;"
+            f" {NOT_MEASURED}."
+        )
+        rows.append(("what settles it", f"a limit of at least {mib(figure.upper)}, or a measurement on such a card"))
+    elif predicted:
+        title = f"The {what} is at least {mib(figure.bytes)}, within the limit {with_mib(limit)}; {NOT_MEASURED}."
+        rows.append(("what settles it", "a measurement on such a card"))
     elif figure.upper > limit:
         title = f"The {what} is {amount(figure)}, and the limit {with_mib(limit)} lies in between: undecided."
         rows.append(

@@ -61,7 +61,7 @@ def _find(devices: Sequence[DeviceSpec], rpc: Sequence[str], proc: str) -> list[
 def _one(device: DeviceSpec, rpc: Sequence[str], proc: str) -> list[_Found | Unmeasurable]:
     text = device.text or device.kind
     if device.kind == "predicted":
-        return [Unmeasurable(reason=f"{text}: nothing is measured, and estimates are not built yet", device=text)]
+        return [Unmeasurable(reason=f"{text}: nothing is measured, estimates stand in for it", device=text)]
     if not sys.platform.startswith("linux"):
         return [
             Unmeasurable(reason=f"{text}: this version measures on Linux only, and this is {sys.platform}", device=text)

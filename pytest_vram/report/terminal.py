@@ -16,6 +16,7 @@ from pytest_vram.units import mib, with_mib
 
 __all__ = ["ledger_table", "summary"]
 
+PREDICTED = "predicted, nothing was measured"
 _LABEL = 12
 _CELL = 9
 _TABLES = 4
@@ -63,7 +64,13 @@ def _stands_in(report: RunReport) -> bool:
     return any(device.label == HOST for device in report.run.devices)
 
 
+def _predicted(report: RunReport) -> bool:
+    return report.run.device == "predicted"
+
+
 def _tag(report: RunReport) -> str:
+    if _predicted(report):
+        return f" ({PREDICTED})"
     return f" ({STAND_IN})" if _stands_in(report) else ""
 
 
@@ -91,7 +98,8 @@ def _one_line(report: RunReport) -> str:
         )
         limit = test.limit.get(label)
         of = f" of {with_mib(limit)}" if limit is not None else ""
-        parts.append(f"highest peak {_amount(figure)}{of} in {_short(test.nodeid, 40)}")
+        what = "highest estimate" if _predicted(report) else "highest peak"
+        parts.append(f"{what} {_amount(figure)}{of} in {_short(test.nodeid, 40)}")
     parts.extend(f"undecided: {test.nodeid}: {_why(test)}" for test in report.tests if test.outcome == "inconclusive")
     parts.extend(f"WARNING: {text}" for text in report.run.warnings)
     return _CONTROL.sub("?", " ".join("; ".join(parts).split())) + _tag(report)
@@ -100,6 +108,8 @@ def _one_line(report: RunReport) -> str:
 def _lines(report: RunReport, width: int) -> list[str]:
     tag = _tag(report)
     lines: list[str] = []
+    if _predicted(report):
+        lines += _row("device", "none: the estimate of each backend is held against the limits", width)
     for device in report.run.devices:
         lines += _row("device", _device(device), width)
     lines += _row("verdict", f"{report.run.verdict}: {_counts(report)}{tag}", width)
@@ -115,8 +125,9 @@ def _lines(report: RunReport, width: int) -> list[str]:
         limit = test.limit.get(label)
         of = "" if limit is None else f", {_margin(limit, figure)}"
         boot = ", reached while its backend started" if test.boot else ""
+        what = "estimate" if _predicted(report) else "peak"
         lines += _row(
-            "peak", f"{label}: {_amount(figure)}{of}, in {_short(test.nodeid, width - _LABEL - 4)}{boot}{tag}", width
+            what, f"{label}: {_amount(figure)}{of}, in {_short(test.nodeid, width - _LABEL - 4)}{boot}{tag}", width
         )
     lines += _undecided(report, width)
     lines += _backends(report, width)
@@ -144,7 +155,8 @@ def _counts(report: RunReport) -> str:
             if test.outcome != "skipped" and any(figure.upper for figure in _figures(test.peak).values())
         }
     )
-    return f"{', '.join(parts) or 'no test took part'}; {measured} measured"
+    how = "predicted" if _predicted(report) else "measured"
+    return f"{', '.join(parts) or 'no test took part'}; {measured} {how}"
 
 
 def _margin(limit: int, figure: Reading) -> str:
@@ -263,6 +275,8 @@ def _sampling(sampling: Sampling) -> str:
 def _tests(report: RunReport, width: int) -> list[str]:
     first = width - 5 * _CELL
     unit = f"MiB of {'host memory standing in for VRAM' if _stands_in(report) else 'VRAM'}"
+    if _predicted(report):
+        unit += f" ({PREDICTED})"
     lines = [f"tests, {unit}"]
     heads = ("peak", "limit", "margin", "tokens/s", "idle")
     lines.append("  " + "test".ljust(first - 2) + "".join(head.rjust(_CELL) for head in heads))
