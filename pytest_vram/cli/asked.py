@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,25 +41,27 @@ def asked(options: argparse.Namespace, words: Sequence[str], *, most: int = 1) -
     """
     engine = options.engine or "llama-server"
     estimating.check_engine(engine)
-    found, models = (engine_options.pairs if engine == "llama-server" else _pairs)(words)
+    found, models = engine_options.pairs(words) if engine == "llama-server" else _pairs(words, engine)
     named = found.pop("model", None)
     if isinstance(named, str):
         models.append(named)
     if not models:
         raise BadInput(
-            f"vram {options.verb} needs a model: write `vram {options.verb} MODEL`, with a GGUF file, a folder with"
-            " config.json, or a name in the local Hugging Face or Ollama store"
+            f"no model is named: write `vram {options.verb} MODEL`, with a GGUF file, a folder with config.json, or a"
+            " name in the local Hugging Face or Ollama store"
         )
     if len(models) > most:
         raise BadInput(
-            f"vram {options.verb} takes {'one model' if most == 1 else f'up to {most} models'}, and these words are"
-            f" no options: {', '.join(models)}"
+            f"{'one model' if most == 1 else f'up to {most} models'} can be named, and these words are no options:"
+            f" {', '.join(models)}"
         )
     return Asked(models=tuple(models), engine=engine, options=dict(found))
 
 
-def _pairs(words: Sequence[str]) -> tuple[dict[str, engine_options.Value], list[str]]:
+def _pairs(words: Sequence[str], engine: str) -> tuple[dict[str, engine_options.Value], list[str]]:
     """Options of engines in Python: ``--name value``, ``--name=value``, and switches."""
+    fields = msgspec.structs.fields(estimating.rules_of(engine).Options)
+    switches = {field.name for field in fields if isinstance(field.default, bool)}
     found: dict[str, engine_options.Value] = {}
     models: list[str] = []
     rest = list(words)
@@ -71,10 +72,13 @@ def _pairs(words: Sequence[str]) -> tuple[dict[str, engine_options.Value], list[
                 raise BadInput(f"option {word!r} is not known: write long names, such as --max-model-len 8192")
             models.append(word)
             continue
-        name, equals, value = word[2:].partition("=")
-        if not equals and rest and not rest[0].startswith("--"):
+        written, equals, value = word[2:].partition("=")
+        name = written.replace("-", "_")
+        if not equals and name not in switches:
+            if not rest:
+                raise BadInput(f"option {word!r} has no value: write {word} VALUE")
             value, equals = rest.pop(0), "="
-        found[name.replace("-", "_")] = value if equals else True
+        found[name] = value if equals else True
     return found, models
 
 
@@ -169,10 +173,3 @@ def as_mapping(options: LlamaOptions, kept: Sequence[str] = ()) -> dict[str, Any
     """Options as the mapping that a dry run takes: full names with dashes → values."""
     found, _ = engine_options.pairs(llama_options.command(options, "model", kept)[3:])
     return dict(found)
-
-
-def predictor(engine: str) -> Callable[..., Estimate]:
-    """The function that predicts a model under an engine in Python. :raises BadInput: none."""
-    modules = {"transformers": "transformers_cache", "vllm": "vllm", "sglang": "sglang"}
-    found: Callable[..., Estimate] = importlib.import_module(f"pytest_vram.sizing.{modules[engine]}").predict
-    return found

@@ -33,7 +33,7 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
     budgets = [asking.budget(text) for text in planning.TIERS] if options.tiers else [asking.budget(options.budget)]
     limits = [one for one in budgets if one is not None]
     if not limits:
-        raise BadInput("vram plan needs a budget: add --budget SIZE, such as --budget 6GB, or --tiers")
+        raise BadInput("no budget is named: add --budget SIZE, such as --budget 6GB, or --tiers")
     if options.tiers and options.budget:
         raise BadInput("--tiers are the budgets 4GB, 6GB and 8GB: leave --budget out")
     wishes = planning.wishes_of(

@@ -21,7 +21,7 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
     if options.measure:
         raise BadInput("--measure is not built yet in this version: without it the sweep is predicted")
     if options.over is None:
-        raise BadInput(f"vram sweep needs the setting to sweep: add --over with one of {', '.join(OVER)}")
+        raise BadInput(f"no setting to sweep is named: add --over with one of {', '.join(OVER)}")
     check_over(options.over)
     wanted = asking.asked(options, rest)
     if wanted.engine != "llama-server":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from pytest_vram.sizing.options import CURRENT, Era
 from pytest_vram.sizing.prediction import Estimate
 from pytest_vram.sizing.shape import ModelShape
 
-ENGINES = ("llama-server", "transformers", "vllm", "sglang")
+#: Engines that run Hugging Face folders → module with their rules.
+_RULES = {"transformers": "transformers_cache", "vllm": "vllm", "sglang": "sglang"}
+ENGINES = ("llama-server", *_RULES)
 
 
 def estimate(model: str | Path, *, engine: str = "llama-server", era: Era = CURRENT, **options: Any) -> Estimate:
@@ -59,7 +62,14 @@ def of_shape(shape: ModelShape, *, engine: str, options: dict[str, Any], era: Er
 
         given = llama_options.read(options)
         return llama_cpp.predict(shape, given.options, era, given=given)
-    raise BadInput(f"no rules for engine {engine!r}")
+    check_engine(engine)
+    made: Estimate = rules_of(engine).predict(shape, **options)
+    return made
+
+
+def rules_of(engine: str) -> Any:
+    """The module with the rules of an engine that runs Hugging Face folders: ``predict`` and its ``Options``."""
+    return importlib.import_module(f"pytest_vram.sizing.{_RULES[engine]}")
 
 
 def check_engine(engine: str) -> None:
