@@ -101,7 +101,10 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
         attempt=attempt.number,
         worker=run.worker,
     )
-    return Judgement(record=record, findings=findings, backends=_records(attempt, closed))
+    records = _records(attempt, None if run.predicted else closed)
+    if run.predicted:  # host memory is read all the same, and no limit is held against it
+        records = [msgspec.structs.replace(one, boot_peak={}, at_ready={}, peak={}) for one in records]
+    return Judgement(record=record, findings=findings, backends=records)
 
 
 def broken(run: Run, attempt: Attempt, error: Exception, *, seconds: float, outcome: Outcome) -> Judgement:

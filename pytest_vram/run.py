@@ -311,7 +311,11 @@ class Run:
         """The backends of this run."""
         if self._pool is None:
             context = PlanContext(
-                devices=self.measurable, rpc=self.rpc, rootdir=self.identity.rootdir, run=self.identity.id
+                devices=self.measurable,
+                rpc=self.rpc,
+                rootdir=self.identity.rootdir,
+                run=self.identity.id,
+                predicted=self.predicted,
             )
             self._pool = Pool(
                 _Link(self),

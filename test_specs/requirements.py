@@ -48,6 +48,12 @@ def on_host_only(backends: Pool) -> bool:
     return bool(devices) and all(device.kind == "cpu" for device in devices)
 
 
+def need_measurements(backends: Pool, what: str) -> None:
+    """Skip the test in a run that holds estimates against the limits: there ``what`` cannot be judged."""
+    if backends.context.predicted:
+        pytest.skip(f"nothing is measured in this run (--vram-device=predicted), so {what} cannot be judged")
+
+
 def hold(finding: Finding | None) -> None:
     """End the test as a check found: it holds, it does not, or the evidence does not decide, which never passes."""
     if finding is None:

@@ -15,7 +15,7 @@ from pytest_vram import inconclusive
 from pytest_vram.backends.base import Properties
 from pytest_vram.checks import judge_applied, judge_context, judge_layers, judge_loaded
 
-from .requirements import context_per_slot, hold, need, on_host_only
+from .requirements import context_per_slot, hold, need, need_measurements, on_host_only
 
 if TYPE_CHECKING:
     from pytest_vram.backends import Pool, RunningBackend
@@ -47,8 +47,9 @@ def test_server_of_this_run_reports_it(vram_backend: RunningBackend) -> None:
     hold(judge_context(context_per_slot(vram_backend), {}, properties=served))
 
 
-def test_memory_rose_while_it_loaded(vram_backend: RunningBackend) -> None:
+def test_memory_rose_while_it_loaded(vram_backend: RunningBackend, vram_backends: Pool) -> None:
     """The server holds more memory when it is ready than when it started: this boot loaded the model."""
+    need_measurements(vram_backends, "whether memory rose")
     need(vram_backend, "process", "restart")
     running = vram_backend.running
     labels = sorted(running.at_start.keys() & running.at_ready.keys())

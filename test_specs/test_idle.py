@@ -9,7 +9,7 @@ from pytest_vram.checks import judge_idle_rollback
 from pytest_vram.units import MIB
 
 from . import prompts
-from .requirements import context_per_slot, hold, need
+from .requirements import context_per_slot, hold, need, need_measurements
 
 if TYPE_CHECKING:
     from pytest_vram.backends import Pool
@@ -21,6 +21,7 @@ TURNS = 5
 
 def test_idle_memory_returns_after_five_turns(vram: Meter, vram_backends: Pool) -> None:
     """With host caches off, five turns leave idle memory within 64 MiB of where the largest prompt had left it."""
+    need_measurements(vram_backends, "idle memory")
     # Not the `vram_backend` fixture: where the caches are on, that server would run beside this one and count too.
     spec = vram_backends.spec()
     backend = vram_backends.acquire(engine(spec.engine).without_host_caches(spec))

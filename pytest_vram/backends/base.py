@@ -42,12 +42,14 @@ class PlanContext(msgspec.Struct, frozen=True, kw_only=True):
 
     :ivar devices: the devices of this run. :ivar rpc: endpoints of RPC devices among them, in order.
     :ivar rootdir: folder of the project. :ivar run: id of the run; the same in all its processes.
+    :ivar predicted: nothing is measured, and estimates are judged; servers run on whatever devices they find.
     """
 
     devices: tuple[DeviceInfo, ...] = ()
     rpc: tuple[str, ...] = ()
     rootdir: str = "."
     run: str = ""
+    predicted: bool = False
 
     def endpoints(self) -> dict[str, str]:
         """Endpoint → label of the RPC devices that this run measures; without any device, every endpoint given."""

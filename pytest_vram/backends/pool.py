@@ -179,7 +179,16 @@ class RunningBackend:
         no layer is on a device.
         """
         found = engine_named(self.engine).capabilities(self.spec)
-        return found - {"layers"} if self._pool.on_host else found
+        return found - {"layers"} if self._off_devices else found
+
+    @property
+    def _off_devices(self) -> bool:
+        """Whether it is on the host because of this run and not of its spec: where estimates are judged, no device is
+        needed, and on a machine without one it runs without.
+        """
+        if self._pool.on_host:
+            return True
+        return self._pool.context.predicted and not set(self.boot.devices) - {"host"}
 
     @property
     def asked(self) -> Mapping[str, OptionValue]:
@@ -187,7 +196,7 @@ class RunningBackend:
         itself keeps the model off every device, so layers are not asked for.
         """
         asked = dict(engine_named(self.engine).asked(self.spec))
-        if self._pool.on_host:
+        if self._off_devices:
             asked.pop("layers_offloaded", None)
         return asked
 

@@ -131,8 +131,9 @@ def _lines(report: RunReport, width: int) -> list[str]:
         )
     lines += _undecided(report, width)
     lines += _backends(report, width)
-    if report.run.sampling is not None and _is_poor(report.run.sampling) and not _all_exact(report):
-        lines += _row("sampling", _sampling(report.run.sampling) + ": short peaks may have been missed", width)
+    sampling = None if _predicted(report) else report.run.sampling
+    if sampling is not None and _is_poor(sampling) and not _all_exact(report):
+        lines += _row("sampling", _sampling(sampling) + ": short peaks may have been missed", width)
     for text in report.run.warnings:
         lines += _row("WARNING", text, width)
     if report.run.verdict != "passed" and report.run.folder is not None:
@@ -221,7 +222,7 @@ def _why(test: TestRecord) -> str:
 
 def _backends(report: RunReport, width: int) -> list[str]:
     lines: list[str] = []
-    tag = _tag(report)
+    tag = "" if _predicted(report) else _tag(report)  # what the engine printed was printed, whatever was predicted
     for number, backend in enumerate(report.backends):
         lines += _row("backend", _backend(backend) + tag, width)
         if not backend.ledger.explained():
@@ -311,7 +312,7 @@ def _rate(test: TestRecord) -> str:
 
 def _details(report: RunReport, width: int) -> list[str]:
     lines: list[str] = []
-    sampling = report.run.sampling
+    sampling = None if _predicted(report) else report.run.sampling
     if sampling is not None and (not _is_poor(sampling) or _all_exact(report)):  # else it was said already
         lines += _row("sampling", _sampling(sampling), width)
     for backend in report.backends:
