@@ -15,6 +15,7 @@ from pytest_vram.sizing.compute_devices import backends, flash_attention
 from pytest_vram.sizing.compute_graph import Skeleton
 from pytest_vram.sizing.compute_replay import Node, replay
 from pytest_vram.sizing.options import CURRENT, Cells, Era, LlamaOptions, Placement, cells
+from pytest_vram.sizing.placement import used_devices
 from pytest_vram.sizing.shape import ModelShape
 
 
@@ -33,14 +34,12 @@ def compute_buffers(
         that before it divides the graph (``ggml-backend.cpp``, ``ggml_backend_sched_reserve_size``).
     """
     laid = cells(options, shape.context, causal=shape.causal)
-    labels = [device.label for device in options.devices]
     graph = build(shape, options, placement, era, laid, pinned=not dry_run)
-    devices = backends(options, shape)
-    pipeline = _pipeline(shape, options, placement)
-    sizes = replay(graph.graph, devices, op_offload=options.op_offload, pipeline=pipeline)
+    devices = backends(options, era)
+    sizes = replay(graph.graph, devices, op_offload=options.op_offload, pipeline=_pipeline(options, placement))
     entries = [
-        Entry(bucket="compute", device=label, bytes=size, source="estimate", detail=_detail(options, graph))
-        for label, size in zip((*labels, "host"), sizes, strict=True)
+        Entry(bucket="compute", device=device.label, bytes=size, source="estimate", detail=_detail(graph))
+        for device, size in zip(devices, sizes, strict=True)
         if size
     ]
     entries.append(
@@ -55,7 +54,7 @@ def compute_buffers(
     return entries
 
 
-def _detail(options: LlamaOptions, graph: Skeleton) -> str:
+def _detail(graph: Skeleton) -> str:
     return f"graph of {graph.tokens} tokens, flash attention {'on' if graph.flash else 'off'}"
 
 
@@ -74,7 +73,7 @@ def build(
         tokens=tokens,
         outputs=outputs(shape, options, era, laid, tokens),
         flash=flash_attention(shape, options, placement),
-        labels=[device.label for device in options.devices],
+        labels=[device.label for device in used_devices(options)],
         pinned=pinned,
     )
     node = graph.embed()
@@ -109,17 +108,17 @@ def output_buffer(shape: ModelShape, options: LlamaOptions, laid: Cells, era: Er
     return 4 * floats * laid.slots
 
 
-def _pipeline(shape: ModelShape, options: LlamaOptions, placement: Placement) -> bool:
+def _pipeline(options: LlamaOptions, placement: Placement) -> bool:
     """Whether inputs are kept in several copies so that GPUs can work on several batches at once."""
-    del shape
+    devices = used_devices(options)
     return (
-        len(options.devices) > 1
+        len(devices) > 1
         and placement.output != "host"
         and "host" not in placement.layers
         and options.split_mode == "layer"
         and options.kv_offload
         and not placement.overridden
-        and all(device.kind in ("cuda", "rocm", "vulkan") for device in options.devices)
+        and all(device.kind in ("cuda", "rocm", "vulkan") for device in devices)
     )
 
 
@@ -129,14 +128,11 @@ def representative(shape: ModelShape, placement: Placement) -> list[int]:
     for tensor, label in zip(shape.tensors, placement.tensors, strict=False):
         if tensor.name.startswith("blk."):
             number, _, rest = tensor.name[4:].partition(".")
-            if number.isdigit() and int(number) < len(placement.layers) and label != placement.layers[int(number)]:
+            if (
+                number.isdigit() and int(number) < len(placement.layers) and label != placement.layers[int(number)]
+            ) or (label == "host" and number.isdigit()):
                 away.setdefault(int(number), []).append((rest, label, tensor.bytes))
-            elif label == "host" and number.isdigit():
-                away.setdefault(int(number), []).append((rest, label, tensor.bytes))
-    signs = [
-        (layer, placement.layers[index], tuple(away.get(index, ())))
-        for index, layer in enumerate(shape.layers)
-    ]
+    signs = [(layer, placement.layers[index], tuple(away.get(index, ()))) for index, layer in enumerate(shape.layers)]
     seen: dict[tuple[object, ...], int] = {}
     chosen = []
     for index in range(len(signs)):
@@ -151,7 +147,11 @@ def _block(graph: Skeleton, index: int, node: Node, *, last: bool) -> Node:
     """One block: mixer, residual, feed-forward, residual, as the models in ``src/models`` have it."""
     layer = graph.shape.layers[index]
     residual = node
-    normed = graph.block_norm(index, "attn_norm", node) if graph.has(index, "attn_norm.weight") or not graph.shape.tensors else node
+    normed = (
+        graph.block_norm(index, "attn_norm", node)
+        if graph.has(index, "attn_norm.weight") or not graph.shape.tensors
+        else node
+    )
     cur = _mixer(graph, index, normed)
     if last:
         cur, residual = graph.rows(cur), graph.rows(residual)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 
-from pytest_vram.sizing.compute_graph import quantized
+from pytest_vram.sizing.compute_graph import quantized, row_bytes
 from pytest_vram.sizing.compute_replay import NO_LIMIT, Backend, Node
-from pytest_vram.sizing.options import LlamaOptions, Placement
+from pytest_vram.sizing.compute_vulkan import reorder
+from pytest_vram.sizing.options import Era, LlamaOptions, Placement
+from pytest_vram.sizing.placement import used_devices
 from pytest_vram.sizing.shape import ModelShape
 
 OFFLOAD_ROWS = 32  # op_offload_min_batch_size of CUDA, Vulkan, Metal
+CUDA_ROW = 512  # MATRIX_ROW_PADDING
 VULKAN_PIECE = 1 << 30  # suballocation_block_size
 VULKAN_TENSOR = 1 << 32  # maxStorageBufferRange of today's drivers, less than
 
 
-def backends(options: LlamaOptions, shape: ModelShape) -> list[Backend]:
+def backends(options: LlamaOptions, era: Era) -> list[Backend]:
     """The scheduler's devices in order, the CPU last."""
-    del shape
     found = []
-    for device in options.devices:
+    for device in used_devices(options):
         if device.kind == "vulkan":
             found.append(
                 Backend(
@@ -28,6 +30,7 @@ def backends(options: LlamaOptions, shape: ModelShape) -> list[Backend]:
                     alignment=32,
                     limit=VULKAN_PIECE,
                     offload_rows=OFFLOAD_ROWS,
+                    reorder=reorder,
                 )
             )
         elif device.kind == "rpc":
@@ -41,6 +44,7 @@ def backends(options: LlamaOptions, shape: ModelShape) -> list[Backend]:
                     alignment=128,
                     limit=NO_LIMIT,
                     offload_rows=OFFLOAD_ROWS,
+                    extra=cuda_extra if era.quant_copies_reserved else cuda_rows,
                 )
             )
     return [*found, Backend("host", "cpu", supports=_everything)]
@@ -62,6 +66,25 @@ def cuda_supports(node: Node) -> bool:
             return state in (128, 256) and head % 16 == 0
         return state == 16 and head == 1 and heads % 128 == 0
     return True
+
+
+def cuda_rows(node: Node) -> int:
+    """CUDA lengthens the last row of a quantised matrix to 512 elements (``ggml-cuda.cu``, ``get_alloc_size``)."""
+    short = node.dims[0] % CUDA_ROW
+    return row_bytes(node.type, CUDA_ROW - short) if short and quantized(node.type) else 0
+
+
+def cuda_extra(node: Node) -> int:
+    """Beside the rows, f16 copies of a cache of another type for flash attention (#23907, ``fattn.cu``).
+
+    V needs none of its own where it is a view of K, which it is no longer once both were copied from the host.
+    """
+    if node.op != "flash":
+        return cuda_rows(node)
+    k, v = node.src[1], node.src[2]
+    extra = 0 if k.type == "f16" else 2 * math.prod(k.dims)
+    shared = v.root is not None and v.root is (k.root or k)
+    return extra + (0 if v.type == "f16" or shared else 2 * math.prod(v.dims))
 
 
 def cuda_flash(key: int, value: int, group: int, type_k: str = "f16", type_v: str = "f16") -> bool:
@@ -101,7 +124,7 @@ def flash_attention(shape: ModelShape, options: LlamaOptions, placement: Placeme
     if options.flash_attn != "auto":
         return options.flash_attn == "on"
     kinds = {device.label: device.kind for device in options.devices}
-    for layer, label in zip(shape.layers, placement.layers, strict=True):
+    for layer, label in zip(shape.layers, placement.layers, strict=False):
         if not layer.heads or label == "host" or layer.recurrent:
             continue
         key, value, group = layer.key_length, layer.value_length, layer.heads // (layer.kv_heads or 1)
@@ -115,6 +138,3 @@ def flash_attention(shape: ModelShape, options: LlamaOptions, placement: Placeme
         ):
             return False
     return True
-
-
-Supports = Callable[[Node], bool]

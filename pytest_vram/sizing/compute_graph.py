@@ -105,9 +105,7 @@ class Skeleton:
         """Like :meth:`weight`, made up from ``sizes`` where the file names it otherwise."""
         node = self.weight(layer, name, *sizes)
         if node is None:
-            node = self._weight(
-                F16, sizes, 2 * math.prod(sizes), self.placement.layers[layer], f"blk.{layer}.{name}"
-            )
+            node = self._weight(F16, sizes, 2 * math.prod(sizes), self.placement.layers[layer], f"blk.{layer}.{name}")
         return node
 
     def top(self, name: str, label: str, *sizes: int) -> Node:
@@ -155,9 +153,17 @@ class Skeleton:
         return Node(op, node.type, node.dims, size, (node, *others))
 
     def view(self, node: Node, *sizes: int, packed: bool = True) -> Node:
-        """Another look at a tensor; ``packed`` where its rows still follow each other without gaps."""
+        """Another look at a tensor; ``packed`` where its rows still follow each other without gaps.
+
+        Its size is what a copy of it takes, which keeps the gaps: from its first to its last element.
+        """
+        shown, whole, rows = math.prod(sizes), math.prod(node.dims) or 1, math.prod(node.dims[1:]) or 1
+        if packed and node.packed:
+            size = node.size * shown // whole
+        else:
+            size = node.size - node.size * (node.dims[0] * rows - shown) // rows // whole
         return Node(
-            "view", node.type, _dims(sizes), node.size, (node,), root=node.root or node, packed=packed and node.packed
+            "view", node.type, _dims(sizes), size, (node,), root=node.root or node, packed=packed and node.packed
         )
 
     def matmul(self, weight: Node, node: Node) -> Node:
@@ -307,13 +313,9 @@ class Skeleton:
         k = self.view(k, head, cached, kv_heads, streams, packed=False)
         v = self.view(v, width, cached, v.dims[1], streams, packed=False)
         if self.flash:
-            keys, values = (
-                self.step("cpy", one.dims, one, type=F16) if one.type == F32 else one for one in (k, v)
-            )
+            keys, values = (self.step("cpy", one.dims, one, type=F16) if one.type == F32 else one for one in (k, v))
             extra = () if sinks is None else (sinks,)
             cur = self.step("flash", (width, heads, each, streams), q, keys, values, mask, *extra)
-            if self.era.quant_copies_reserved:
-                cur.scratch["cuda"] = self._copies(keys, values)
             if decompress is not None:
                 cur = self.view(cur, width, each, heads, streams, packed=False)
                 cur = self.step("mul_mat", (decompress.dims[1], each, heads, streams), decompress, cur)
@@ -332,17 +334,13 @@ class Skeleton:
             if decompress is not None:
                 cur = self.step("mul_mat", (decompress.dims[1], each, heads, streams), decompress, cur)
             width = cur.dims[0]
-            cur = self.step("cont", (width * heads, self.tokens), self.view(cur, width, heads, each, streams, packed=False))
+            cur = self.step(
+                "cont", (width * heads, self.tokens), self.view(cur, width, heads, each, streams, packed=False)
+            )
             if not self.options.kv_offload and self.pinned:
                 cur.pin = self.host
         self.expand(cur)
         return cur
-
-    @staticmethod
-    def _copies(k: Node, v: Node) -> int:
-        """f16 copies of a cache of another type, #23907 (``ggml_cuda_flash_attn_ext_get_alloc_size``)."""
-        extra = 0 if k.type == F16 else 2 * math.prod(k.dims)
-        return extra + (0 if v.type == F16 or v.root is k.root else 2 * math.prod(v.dims))
 
     def attention(self, index: int, node: Node) -> Node:
         """Plain attention of one block (``build_qkv``, ``build_attn``), from the normed input to its output matrix."""
@@ -364,7 +362,11 @@ class Skeleton:
             else:
                 q = self.view(q, head, heads, tokens)
             owns = not self._tensors or self.has(index, "attn_k.weight")
-            k = self.view(self.linear(index, "attn_k", node, width, kv_heads * head), head, kv_heads, tokens) if owns else None
+            k = (
+                self.view(self.linear(index, "attn_k", node, width, kv_heads * head), head, kv_heads, tokens)
+                if owns
+                else None
+            )
             v = k
             if owns and (not self._tensors or self.has(index, "attn_v.weight")):
                 v = self.view(self.linear(index, "attn_v", node, width, kv_heads * value), value, kv_heads, tokens)
@@ -390,7 +392,9 @@ class Skeleton:
         cached = self.cells_of(layer)
         source = index
         if not layer.k_row:  # shows the cache of an earlier block of its kind
-            alike = [i for i, other in enumerate(self.shape.layers[:index]) if other.k_row and bool(other.window) == window]
+            alike = [
+                i for i, other in enumerate(self.shape.layers[:index]) if other.k_row and bool(other.window) == window
+            ]
             source = alike[-1] if alike else index
         owner = self.shape.layers[source]
         v_row = owner.v_row if self.flash else max(other.v_row for other in self.shape.layers)
@@ -407,7 +411,12 @@ class Skeleton:
         streams = self.cells.streams
         kv_heads = owner.kv_heads or 1
         keys = self.view(
-            self.cache(source, "K", owner.k_row, cached), owner.k_row // kv_heads, kv_heads, cached, streams, packed=False
+            self.cache(source, "K", owner.k_row, cached),
+            owner.k_row // kv_heads,
+            kv_heads,
+            cached,
+            streams,
+            packed=False,
         )
         values = self.view(
             self.cache(source, "V", v_row, cached), owner.v_row // kv_heads, kv_heads, cached, streams, packed=False

@@ -117,7 +117,9 @@ def mamba(graph: Skeleton, index: int, node: Node, ssm: Ssm) -> Node:
 
     def scan(shown: Node, picked: Node) -> Node:
         size = graph.tokens * inner + state * inner * sequences
-        return graph.step("ssm_scan", (size,), graph.view(shown, state, 1, inner, sequences), spread, dt, decay, b, c, picked)
+        return graph.step(
+            "ssm_scan", (size,), graph.view(shown, state, 1, inner, sequences), spread, dt, decay, b, c, picked
+        )
 
     y = states(graph, index, "state", state * inner, scan)
     keep(graph, index, "state", graph.view(y, state * inner * sequences))
@@ -132,7 +134,9 @@ def _convolved(graph: Skeleton, index: int, held: Node, x: Node, conv: int, name
     each, channels, sequences = x.dims[0], x.dims[1], x.dims[2]
     window = graph.step("concat", (conv - 1 + each, channels, sequences), held, x)
     keep(graph, index, "conv", graph.view(window, conv - 1, channels, sequences, packed=False))
-    result = graph.step("ssm_conv", (channels, each, sequences), window, graph.need(index, f"{name}.weight", conv, channels))
+    result = graph.step(
+        "ssm_conv", (channels, each, sequences), window, graph.need(index, f"{name}.weight", conv, channels)
+    )
     bias = graph.weight(index, f"{name}.bias")
     return result if bias is None else graph.same("add", result, bias)
 
@@ -159,7 +163,9 @@ def mamba2(graph: Skeleton, index: int, node: Node, ssm: Ssm) -> Node:
 
     def scan(shown: Node, picked: Node) -> Node:
         size = graph.tokens * inner + state * inner * sequences
-        return graph.step("ssm_scan", (size,), graph.view(shown, state, head, heads, sequences), x, dt, decay, b, c, picked)
+        return graph.step(
+            "ssm_scan", (size,), graph.view(shown, state, head, heads, sequences), x, dt, decay, b, c, picked
+        )
 
     y = states(graph, index, "state", state * inner, scan)
     keep(graph, index, "state", graph.view(y, state * inner, sequences))

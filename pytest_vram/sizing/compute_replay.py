@@ -19,7 +19,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 INPLACE = frozenset(
-    "fill scale add add_id sub mul div sqr sqrt unary rope rms_norm clamp soft_max".split()
+    [
+        "fill",
+        "scale",
+        "add",
+        "add_id",
+        "sub",
+        "mul",
+        "div",
+        "sqr",
+        "sqrt",
+        "unary",
+        "rope",
+        "rms_norm",
+        "clamp",
+        "soft_max",
+    ]
 )  # ggml-alloc.c, ggml_op_can_inplace
 EMPTY = frozenset(("none", "view"))
 COPIES = 4  # GGML_SCHED_MAX_COPIES
@@ -33,7 +48,7 @@ class Node:
     """One tensor of a graph: a step, an input, a weight or a view of one of them.
 
     :ivar op: the step, ``view`` for every way to look at another tensor, ``none`` for inputs and weights.
-    :ivar size: bytes. :ivar scratch: bytes that a device adds to it, by device kind. :ivar src: what it reads.
+    :ivar size: bytes. :ivar src: what it reads.
     :ivar root: the tensor whose memory it shows. :ivar place: device that already holds it (weights, caches).
     :ivar packed: rows follow each other without gaps. :ivar pin: device it was put on by name.
     :ivar kept: an output: never freed, never taken over.
@@ -53,7 +68,6 @@ class Node:
         "pin",
         "place",
         "root",
-        "scratch",
         "size",
         "src",
         "type",
@@ -79,7 +93,6 @@ class Node:
         self.op, self.type, self.dims, self.size, self.name = op, type, dims, size, name
         self.src = list(src)
         self.root, self.place, self.packed, self.weight, self.input = root, place, packed, weight, input
-        self.scratch: dict[str, int] = {}
         self.pin: int | None = None
         self.device = -1
         self.children = self.views = 0
@@ -106,7 +119,8 @@ class Backend:
     """One device as the scheduler sees it.
 
     :param supports: whether it can run a step. :param offload_rows: rows from which it takes steps whose weights are in
-        host memory; ``None``: never. :param limit: bytes of one piece of its buffer.
+        host memory; ``None``: never. :param limit: bytes of one piece of its buffer. :param extra: what
+        it allocates for a step beside the result. :param reorder: its own order of the steps of one run.
     """
 
     def __init__(
@@ -118,10 +132,12 @@ class Backend:
         alignment: int = 32,
         limit: int = NO_LIMIT,
         offload_rows: int | None = None,
+        extra: Callable[[Node], int] | None = None,
         reorder: Callable[[list[Node]], list[Node]] | None = None,
     ) -> None:
         self.label, self.kind, self.supports = label, kind, supports
-        self.alignment, self.limit, self.offload_rows, self.reorder = alignment, limit, offload_rows, reorder
+        self.alignment, self.limit, self.offload_rows = alignment, limit, offload_rows
+        self.extra, self.reorder = extra, reorder
 
 
 class Graph:
@@ -192,11 +208,7 @@ def _first_choice(node: Node, backends: Sequence[Backend], op_offload: bool) -> 
         home = _home(source, node, backends)
         if op_offload and home == cpu:
             for index, backend in enumerate(backends[:-1]):
-                if (
-                    backend.offload_rows is not None
-                    and node.rows() >= backend.offload_rows
-                    and backend.supports(node)
-                ):
+                if backend.offload_rows is not None and node.rows() >= backend.offload_rows and backend.supports(node):
                     return index
         return home
     return -1
@@ -365,7 +377,8 @@ class _Layout:
         self.arenas = [_Arena(backend.alignment, backend.limit) for backend in backends]
 
     def bytes_of(self, node: Node) -> int:
-        return node.size + node.scratch.get(self.backends[node.device].kind, 0)
+        extra = self.backends[node.device].extra
+        return node.size if extra is None else node.size + extra(node)
 
     def place(self, node: Node) -> None:
         if node.live or node.root is not None or node.place is not None:

@@ -41,10 +41,14 @@ class Files:
         count = 1
         for dim in dims:
             count *= dim
-        self.tensors.append(
-            Tensor(name=name, dims=dims, type=known.name, bytes=count // known.block * known.bytes)
-        )
+        self.tensors.append(Tensor(name=name, dims=dims, type=known.name, bytes=count // known.block * known.bytes))
         self.labels.append(label)
+
+
+def _more_bits(index: int, count: int) -> bool:
+    """Which blocks of the usual Q4_K_M mixture have a larger type for ``ffn_down`` and ``attn_v``."""
+    eighth = count // 8
+    return index < eighth or index >= 7 * count // 8 or (index - eighth) % 3 == 2
 
 
 def shape_and_placement(row: Row) -> tuple[ModelShape, Placement]:
@@ -73,11 +77,18 @@ def shape_and_placement(row: Row) -> tuple[ModelShape, Placement]:
             value=_size(row, "V"),
         )
     if arch == "mamba":
-        ssm = Ssm(kind="mamba", inner=_size(row, "INNER"), state=_size(row, "STATE"), conv=_size(row, "CONV"), dt_rank=_size(row, "DT"))
+        ssm = Ssm(
+            kind="mamba",
+            inner=_size(row, "INNER"),
+            state=_size(row, "STATE"),
+            conv=_size(row, "CONV"),
+            dt_rank=_size(row, "DT"),
+        )
     layers = []
     for index, label in enumerate(labels):
         block = f"blk.{index}."
-        more = "q6_k" if files.matrix == "q4_k" and arch in "qwen3moe".split() else ""
+        larger = arch == "qwen3moe" if row["out"] == "" else row["out"] == "Q6_K" and _more_bits(index, count)
+        more = "q6_k" if larger and files.matrix == "q4_k" else ""
         files.add(label, block + "attn_norm.weight", width)
         if ssm is not None:
             files.add(label, block + "ssm_in.weight", width, 2 * ssm.inner)
