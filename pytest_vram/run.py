@@ -117,7 +117,8 @@ def plan_of(marks: Iterable[tuple[str, tuple[object, ...], Mapping[str, object]]
     for name, args, kwargs in marks:
         if name not in markers.MARKERS:
             continue
-        plan.takes_part = True
+        # Beside its estimate the marker only says which backend is meant.
+        plan.takes_part = plan.takes_part or name != "vram_backend" or "vram_estimate" not in names
         try:
             meaning = markers.read(name, args, kwargs)
         except BadMarker as error:

@@ -40,10 +40,10 @@ def test_no_probe_is_a_reason(kind: str) -> None:
 
 
 def test_predicted_measures_nothing() -> None:
-    """`predicted` asks for no measurement, and says that estimates are not there yet."""
+    """`predicted` asks for no measurement, and says what stands in for it."""
     (found,) = survey([device("predicted")])
     assert isinstance(found, Unmeasurable)
-    assert "not built yet" in found.reason
+    assert "estimates stand in" in found.reason
 
 
 def test_other_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
