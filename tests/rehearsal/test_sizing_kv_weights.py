@@ -1,0 +1,219 @@
+"""Weights, KV cache and recurrent state as predicted, against what a real engine prints for the same file."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pytest_vram.ledger import Entry
+from pytest_vram.sizing import draft, ggml, gguf, gguf_shape, lora, placement
+from pytest_vram.sizing.options import Device, Draft, Era, LlamaOptions
+from pytest_vram.testing import attention_recipes, hybrid_recipes, recipes
+from pytest_vram.testing.recipes import Recipe
+from pytest_vram.testing.sparse import Planned, Value, write_sparse
+from tests.rehearsal import sizing_boots as boots
+
+pytestmark = pytest.mark.engine
+
+GPU = Device(label="gpu0", kind="rpc", name="RPC0")
+
+
+@pytest.fixture(scope="module")
+def executable() -> Path:
+    """The engine that is used here."""
+    return boots.first_engine()
+
+
+@pytest.fixture(scope="module")
+def gpus(executable: Path) -> Iterator[boots.Gpus]:
+    """Two software GPUs."""
+    with boots.Gpus(2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for models."""
+    return tmp_path_factory.mktemp("models")
+
+
+def wrong(found: Sequence[boots.Difference]) -> list[boots.Difference]:
+    """Those that differ by more than the last printed digit leaves open."""
+    return [row for row in found if row.error]
+
+
+def given_as(recipe: Recipe, gpus: int, words: str, **values: Any) -> boots.Draw:
+    """A configuration that is not drawn: the engine's words, and the same as options."""
+    devices = () if not gpus else (GPU,)
+    options = LlamaOptions(devices=devices, mmap=False, **values)
+    more = () if gpus else ("--device", "none")
+    return boots.Draw(recipe=recipe, options=options, arguments=(*words.split(), *more), gpus=gpus)
+
+
+@pytest.mark.parametrize("architecture", boots.DRAWN)
+def test_drawn_models_cost_what_is_predicted(
+    architecture: str, executable: Path, gpus: boots.Gpus, folder: Path
+) -> None:
+    """Any model and settings of this architecture: every device's weights, cache and state to the printed digit."""
+
+    @settings(max_examples=8, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(st.randoms(use_true_random=False))
+    def check(numbers: random.Random) -> None:
+        one = boots.draw(architecture, numbers)
+        assert not wrong(boots.compare(executable, folder, one, gpus)), " ".join(one.arguments)
+
+    check()
+
+
+@pytest.mark.parametrize("layers", range(7))
+def test_layers_on_the_gpu_count_the_output_first(
+    layers: int, executable: Path, gpus: boots.Gpus, folder: Path
+) -> None:
+    """-ngl N puts the output and the last N - 1 blocks on the GPU, for every N."""
+    words = f"--ctx-size 1024 --parallel 1 --n-gpu-layers {layers}"
+    one = given_as(recipes.llama(layers=5), 1, words, ctx_size=1024, parallel=1, n_gpu_layers=layers)
+    assert not wrong(boots.compare(executable, folder, one, gpus))
+
+
+@pytest.mark.parametrize("moved", range(6))
+def test_experts_move_layer_by_layer(moved: int, executable: Path, gpus: boots.Gpus, folder: Path) -> None:
+    """--n-cpu-moe N moves the experts of N layers from layer 0 on, of which leading dense layers have none."""
+    words = f"--ctx-size 512 --parallel 1 --n-cpu-moe {moved}"
+    recipe = recipes.deepseek2(layers=4, leading_dense=2)
+    one = given_as(recipe, 1, words, ctx_size=512, parallel=1, n_cpu_moe=moved)
+    found = boots.compare(executable, folder, one, gpus)
+    assert not wrong(found)
+    where = placement.place(gguf_shape.shape_of(gguf.read(recipe.write(folder / "moe.gguf"))), one.options)
+    assert where.experts_on_host == tuple(range(2, min(moved, 4)))
+
+
+@pytest.mark.parametrize("slots", range(1, 5))
+@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize("architecture", ["gemma3", "qwen3next"])
+def test_slots_and_streams(
+    architecture: str, unified: bool, slots: int, executable: Path, gpus: boots.Gpus, folder: Path
+) -> None:
+    """Windows and states grow with the slots, streams round the context up, for 1 to 4 slots, unified and not."""
+    recipe = recipes.gemma() if architecture == "gemma3" else hybrid_recipes.qwen3next()
+    words = f"--ctx-size 5000 --parallel {slots} --{'' if unified else 'no-'}kv-unified"
+    one = given_as(recipe, 0, words, ctx_size=5000, parallel=slots, kv_unified=unified)
+    assert not wrong(boots.compare(executable, folder, one, gpus))
+
+
+@pytest.mark.parametrize("type_name", ggml.CACHE_TYPES)
+def test_every_cache_type(type_name: str, executable: Path, gpus: boots.Gpus, folder: Path) -> None:
+    """K and V of each type that the engine takes, mixed with f16 on the other side."""
+    for k_type, v_type in ((type_name, "f16"), ("f16", type_name)):
+        words = f"--ctx-size 2048 --parallel 1 -fa on --cache-type-k {k_type} --cache-type-v {v_type}"
+        values = {"ctx_size": 2048, "parallel": 1, "cache_type_k": k_type, "cache_type_v": v_type, "flash_attn": "on"}
+        one = given_as(recipes.llama(), 0, words, **values)
+        assert not wrong(boots.compare(executable, folder, one, gpus))
+
+
+def test_encoders_have_no_cache(executable: Path, gpus: boots.Gpus, folder: Path) -> None:
+    """An encoder's boot prints no KV line, and none is predicted."""
+    one = given_as(attention_recipes.bert(), 1, "--ctx-size 512 --embeddings", ctx_size=512, embeddings=True)
+    found = boots.compare(executable, folder, one, gpus)
+    assert not wrong(found)
+    assert {row.bucket for row in found} == {"weights"}
+
+
+def test_adapters_are_where_their_tensors_are(executable: Path, gpus: boots.Gpus, folder: Path) -> None:
+    """Each pair of a LoRA adapter is on the device of the tensor that it changes."""
+    recipe = recipes.llama(layers=4)
+    pairs: list[Planned] = []
+    for tensor in recipe.tensors:
+        if tensor.name.endswith(("attn_q.weight", "ffn_down.weight")) or tensor.name == "output.weight":
+            pairs.append(Planned(f"{tensor.name}.lora_a", (tensor.dims[0], 64), "f16"))
+            pairs.append(Planned(f"{tensor.name}.lora_b", (64, tensor.dims[1]), "f32"))
+    about: dict[str, Value] = {
+        "general.architecture": "llama",
+        "general.type": "adapter",
+        "adapter.type": "lora",
+        "adapter.lora.alpha": 16.0,
+    }
+    adapter = write_sparse(folder / "lora.gguf", about, pairs)[0]
+    words = f"--ctx-size 512 --parallel 1 --n-gpu-layers 3 --lora {adapter}"
+    one = given_as(recipe, 1, words, ctx_size=512, parallel=1, n_gpu_layers=3)
+    model = recipe.write(folder / "base.gguf")
+    said, notes = lora.adapters([adapter], gguf_shape.shape_of(gguf.read(model)), one.options)
+    boot = boots.booted(executable, model, one, gpus.endpoints(), until=(b"tensors from lora file", 1))
+    assert not notes
+    assert close(said, [entry for entry in boot.entries if entry.bucket == "lora"])
+
+
+def test_a_draft_model_is_a_second_context(executable: Path, gpus: boots.Gpus, folder: Path) -> None:
+    """A draft model has its own weights and a cache as long as the target's, of its own types and layers on the GPU."""
+    model = recipes.llama(layers=4).write(folder / "target.gguf")
+    small = recipes.llama(layers=2, embedding=128, feed_forward=256).write(folder / "draft.gguf")
+    words = (
+        f"--ctx-size 1000 --parallel 2 --n-gpu-layers 3 --spec-type draft-simple --model-draft {small} -ngld 2 "
+        "-ctkd q8_0 -ctvd q4_0"
+    )
+    asked = Draft(model=str(small), n_gpu_layers=2, cache_type_k="q8_0", cache_type_v="q4_0")
+    one = given_as(recipes.llama(), 1, words, ctx_size=1000, parallel=2, n_gpu_layers=3, draft=asked)
+    said, _ = draft.draft(gguf_shape.shape_of(gguf.read(model)), one.options)
+    boot = boots.booted(executable, model, one, gpus.endpoints(), until=(b"graph nodes", 2))
+    printed = [entry for entry in boot.entries if entry.bucket == "draft" and "compute" not in entry.detail]
+    assert close([entry for entry in said if not entry.detail.startswith("compute")], printed)
+
+
+@pytest.mark.parametrize("asked", [None, Draft(kind="draft-mtp")])
+def test_a_prediction_head_is_a_cache_of_its_own_block(
+    asked: Draft | None, executable: Path, gpus: boots.Gpus, folder: Path
+) -> None:
+    """A prediction block (MTP) adds a cache of one block, and states to take drafts back, when it is asked for; its
+    tensors are loaded then, or always by older builds."""
+    recipe = with_prediction_block()
+    words = "--ctx-size 1000 --parallel 2" + (" --spec-type draft-mtp" if asked else "")
+    one = given_as(recipe, 1, words, ctx_size=1000, parallel=2, draft=asked)
+    model = recipe.write(folder / "mtp.gguf")
+    shape = gguf_shape.shape_of(gguf.read(model))
+    boot = boots.booted(executable, model, one, gpus.endpoints(), until=(b"graph nodes", 2 if asked else 1))
+    printed = [entry for entry in boot.entries if entry.bucket == "draft" and "KV" in entry.detail]
+    said = [entry for entry in draft.draft(shape, one.options)[0] if entry.detail.startswith("cache")]
+    assert close(said, printed)
+    assert [entry.device for entry in said] == (["gpu0"] if asked else [])
+    rules = (Era(extra_blocks_skipped=skipped) for skipped in (True, False))
+    found = [boots.differences(boots.predicted(shape, one.options, era), boot.entries) for era in rules]
+    assert any(not wrong(rows) for rows in found)
+
+
+def with_prediction_block() -> Recipe:
+    """A qwen35moe: seven blocks that run, and one for prediction."""
+    plain = hybrid_recipes.qwen3next(layers=8)
+    metadata: dict[str, Any] = {
+        key.replace("qwen3next", "qwen35moe"): "qwen35moe" if value == "qwen3next" else value
+        for key, value in plain.metadata.items()
+    }
+    metadata |= {"qwen35moe.nextn_predict_layers": 1, "qwen35moe.rope.dimension_sections": [8, 8, 16, 0]}
+    tensors: list[Planned] = []
+    for tensor in plain.tensors:
+        if tensor.name.endswith(".ssm_ba.weight"):
+            half = (tensor.dims[0], tensor.dims[1] // 2)
+            tensors += [Planned(tensor.name.replace("ssm_ba", name), half, tensor.type) for name in _HALVES]
+        else:
+            tensors.append(tensor)
+    tensors.append(Planned("blk.7.nextn.eh_proj.weight", (512, 256), "f16"))
+    tensors += [Planned(f"blk.7.nextn.{name}.weight", (256,), "f32") for name in ("enorm", "hnorm", "shared_head_norm")]
+    return Recipe(architecture="qwen35moe", metadata=metadata, tensors=tuple(tensors))
+
+
+_HALVES = ("ssm_alpha", "ssm_beta")
+
+
+def close(said: Sequence[Entry], printed: Sequence[Entry]) -> bool:
+    """Whether each device's sum is what was printed, to half of its last digit per line."""
+    rows: dict[str, list[int]] = {}
+    for entries, sign in ((said, 1), (printed, -1)):
+        for entry in entries:
+            row = rows.setdefault(entry.device, [0, 0])
+            row[0] += sign * entry.bytes
+            row[1] += entry.resolution
+    return all(abs(difference) <= resolution for difference, resolution in rows.values())
