@@ -210,8 +210,7 @@ class DryRunLog:
         if not self._in_table:
             return False
         match = _ROW.search(text)
-        if match is None:
-            self._in_table = False
+        if match is None:  # another thread's line may stand in the middle
             return False
         name, description = match["name"], match["description"]
         if name == "Host":
@@ -259,7 +258,12 @@ class DryRunLog:
         amount = _rounded(match["number"], match["unit"])
         if amount is not None:
             bucket = "projector" if match["what"] == "mtmd" else "draft"
-            self._extras.append((bucket, self._labels.of(match["device"]), amount))
+            self._extras.append((bucket, match["device"], amount))
+
+    def _named(self, device: str) -> str:
+        """The label of a device that is named as in the table, which may come later."""
+        rows = (row for section in self._rows.values() for row in section)
+        return next((row.label for row in rows if row.name == device), None) or self._labels.of(device)
 
     def trial(self) -> Trial:
         """What the lines so far said."""
@@ -271,7 +275,7 @@ class DryRunLog:
         return Trial(
             rows=rows,
             draft=tuple(self._rows["draft"] or self._rows["before"]),
-            extras=tuple(self._extras),
+            extras=tuple((bucket, self._named(device), amount) for bucket, device, amount in self._extras),
             caches=tuple(self._caches),
             recurrent=tuple(self._recurrent),
             devices=dict(self._labels.names),
