@@ -109,8 +109,8 @@ def test_it_is_killed_with_its_children_as_soon_as_the_table_is_there(fake: Fake
     [
         ("sleep 300", "printed no memory table .* within 0.5 s and was stopped; its last words: none"),
         ("cat table | head -4; sleep 300", "printed no memory table .* within 0.5 s"),
-        ("cat /dev/zero", "printed no memory table|went on without printing|ended"),
-        ("head -c 3000000 /dev/urandom; exit 3", r"ended \(exit code 3\) before printing its memory table"),
+        ("cat /dev/zero", "printed no memory table .* within 0.5 s"),
+        ("head -c 300000 /dev/urandom; exit 3", r"ended \(exit code 3\) before printing its memory table"),
         ("kill -ILL $$", r"ended \(killed by SIGILL: this build uses CPU instructions that this machine lacks\)"),
         ("kill -KILL $$", r"ended \(killed by SIGKILL"),
         ("cat table | head -5; kill -SEGV $$", r"ended \(killed by SIGSEGV: a crash\)"),
@@ -138,7 +138,7 @@ def test_it_is_killed_with_its_children_as_soon_as_the_table_is_there(fake: Fake
 def test_trouble_is_one_sentence(fake: Fake, model: Path, body: str, sentence: str) -> None:
     """However the engine ends without a table, the error says how, on one line, and no link is left."""
     with pytest.raises(BackendError, match=sentence) as caught:
-        dry_run(fake(body), model, {}, timeout=0.5)
+        dry_run(fake(body), model, {}, timeout=0.5 if "within 0.5 s" in sentence else 60)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 1000
     assert links() == []
