@@ -10,7 +10,7 @@ from pytest_vram.ledger import Entry
 from pytest_vram.sizing import compute, kv, moe, placement, recurrent, textbook, weights
 from pytest_vram.sizing.llama_options import Given, command
 from pytest_vram.sizing.options import CURRENT, Cells, Era, LlamaOptions, Placement, cells
-from pytest_vram.sizing.prediction import Estimate
+from pytest_vram.sizing.prediction import Estimate, ModelFacts
 from pytest_vram.sizing.shape import ModelShape, Note
 from pytest_vram.units import MIB
 
@@ -24,10 +24,18 @@ _TEXTBOOK = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 1.0}
 _MARGIN = "1024 MiB"
 
 
-def predict(shape: ModelShape, options: LlamaOptions, era: Era = CURRENT, *, given: Given | None = None) -> Estimate:
+def predict(
+    shape: ModelShape,
+    options: LlamaOptions,
+    era: Era = CURRENT,
+    *,
+    given: Given | None = None,
+    facts: ModelFacts | None = None,
+) -> Estimate:
     """The predicted ledger of a model under these options.
 
     :param given: the options as they were read, for the command line and for what defaults stood in for.
+    :param facts: of the model, where they were counted before.
     :raises BadInput: a combination that llama.cpp refuses.
     """
     _refused(shape, options)
@@ -50,7 +58,8 @@ def predict(shape: ModelShape, options: LlamaOptions, era: Era = CURRENT, *, giv
         notes.extend(rule.notes(shape, options))
     notes.extend(_notes(shape, options, layout, given))
     textbook_kv = textbook.kv(shape, layout.context, _textbook_bytes(options)) if shape.layers else None
-    facts = moe.facts(shape)
+    if facts is None:
+        facts = moe.facts(shape)
     settled = tuple(entry for entry in entries if entry.bytes or entry.at_most)
     return Estimate(
         engine=ENGINE,

@@ -8,7 +8,7 @@ combination; savings are never added up.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,7 +16,7 @@ import msgspec
 
 from pytest_vram.errors import BadInput, BadSize
 from pytest_vram.settings import parse_budget
-from pytest_vram.sizing import estimating, llama_cpp, llama_options
+from pytest_vram.sizing import estimating, llama_cpp, llama_options, moe
 from pytest_vram.sizing.llama_options import Given
 from pytest_vram.sizing.options import CURRENT, Era, LlamaOptions
 from pytest_vram.sizing.prediction import Estimate, Verdict
@@ -34,6 +34,8 @@ CACHE_LADDER = ("f16", "q8_0")
 LAST_RESORT = "q4_0"
 #: The small cards that this is for → least context where none is asked for.
 TIERS = {"4GB": 2048, "6GB": 4096, "8GB": 8192}
+#: What is tried to find out whether anything fits at all.
+_CHEAPEST = (LAST_RESORT, "f16")
 MOST_PLANS = 12
 #: Settings that are searched, unless they are given.
 _SEARCHED = ("ctx-size", "cache-type-k", "cache-type-v", "n-cpu-moe", "cpu-moe", "n-gpu-layers")
@@ -222,11 +224,20 @@ def search(shapes: Sequence[ModelShape], budget: Limits, wishes: Wishes, given: 
 class _Case:
     """One model under one budget and the wishes."""
 
-    def __init__(self, shape: ModelShape, budget: Limits, wishes: Wishes, given: Given, era: Era) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        budget: Limits,
+        wishes: Wishes,
+        given: Given,
+        era: Era,
+        predict: Callable[[LlamaOptions], Estimate] | None = None,
+    ) -> None:
         self.shape, self.budget, self.wishes, self.given, self.era = shape, budget, wishes, given, era
-        # One cache each: a search asks for the same combination again and again.
-        self.predict: Callable[[LlamaOptions], Estimate] = functools.cache(self._predict)
+        # One cache for each model: a search asks for the same combination again and again.
+        self.predict = functools.cache(self._predict) if predict is None else predict
         self.blocks = len(shape.layers)
+        self.facts = moe.facts(shape)
         trained = shape.context or LEAST_CONTEXT
         self.least = wishes.minimum_context or min(LEAST_CONTEXT, trained)
         self.most = max(self.least, trained)
@@ -235,7 +246,7 @@ class _Case:
         self.fixed_cache = "cache-type-k" in given.given or "cache-type-v" in given.given
 
     def _predict(self, options: LlamaOptions) -> Estimate:
-        return llama_cpp.predict(self.shape, options, self.era, given=self.given)
+        return llama_cpp.predict(self.shape, options, self.era, given=self.given, facts=self.facts)
 
     def options(self, context: int, cache: str, experts: int | None, layers: int | None) -> LlamaOptions:
         """The given options with these; ``None`` leaves experts and layers as they were given."""
@@ -266,12 +277,16 @@ class _Case:
 
     def plans(self, ladder: Iterable[str]) -> list[Plan]:
         found: list[Plan] = []
-        for cache in ladder if not self.fixed_cache else (self.given.options.cache_type_k,):
+        for cache in self.caches(ladder):
             for experts, layers in self._places(cache):
                 made = self._longest(cache, experts, layers)
                 if made is not None:
                     found.append(made)
         return found
+
+    def caches(self, ladder: Iterable[str]) -> Iterable[str]:
+        """Types of the cache to try."""
+        return (self.given.options.cache_type_k,) if self.fixed_cache else ladder
 
     def _places(self, cache: str) -> list[tuple[int, int | None]]:
         """What goes to the CPU so that the context fits: nothing, else the fewest experts, else the fewest layers.
@@ -334,12 +349,18 @@ class _Case:
         experts = range(self.blocks + 1) if self.shape.experts and not self.fixed_experts else range(1)
         layers = range(1) if self.fixed_layers else range(self.blocks + 1)
         tried: list[LlamaOptions] = []
-        for cache in (LAST_RESORT, "f16"):  # the smaller cache may need larger compute buffers
-            tried += [self.options(self.least, cache, count, None) for count in experts]
+        for cache in _CHEAPEST:
+            tried = [self.options(self.least, cache, count, None) for count in experts]
             tried += [self.options(self.least, cache, experts[-1], count) for count in layers]
-        possible = [one for one in dict.fromkeys(tried) if holds(functools.partial(self._sized, one))]
-        # Where the engine refuses all of them, its refusal is the answer.
-        return min(possible, key=lambda one: self.missing(one)[0]) if possible else tried[-1]
+            possible = [one for one in dict.fromkeys(tried) if holds(functools.partial(self._sized, one))]
+            if possible:
+                best = min(possible, key=lambda one: self.missing(one)[0])
+                # A small cache can need larger compute buffers than it saves.
+                plain = (
+                    best if self.fixed_cache else msgspec.structs.replace(best, cache_type_k="f16", cache_type_v="f16")
+                )
+                return min(best, plain, key=lambda one: self.missing(one)[0])
+        return tried[-1]  # the engine refuses all of them, and its refusal is the answer
 
     def _sized(self, options: LlamaOptions) -> bool:
         return bool(self.predict(options).entries)
@@ -355,10 +376,20 @@ class _Case:
 
     def relaxed(self, **changes: Any) -> _Case:
         """The same with other wishes."""
-        return _Case(self.shape, self.budget, msgspec.structs.replace(self.wishes, **changes), self.given, self.era)
+        wishes = msgspec.structs.replace(self.wishes, **changes)
+        return _Case(self.shape, self.budget, wishes, self.given, self.era, self.predict)
 
     def possible(self) -> bool:
-        return bool(self.plans((*CACHE_LADDER, LAST_RESORT)))
+        """Whether there is any plan."""
+        return any(True for _ in self.least_options())
+
+    def least_options(self) -> Iterator[LlamaOptions]:
+        """Options with the least context that fit, with the smallest type of the cache and without."""
+        for cache in self.caches(_CHEAPEST):
+            for experts, layers in self._places(cache):
+                options = self.options(self.least, cache, experts, layers)
+                if holds(functools.partial(self.fits, options)):
+                    yield options
 
 
 def _impossible(cases: Sequence[_Case]) -> Impossible:
@@ -387,9 +418,9 @@ def _relaxations(case: _Case, options: LlamaOptions) -> Iterable[Relaxed]:
     if case.wishes.reserve and case.relaxed(reserve=0).possible():
         yield Relaxed(wish="reserve", before=written(case.wishes.reserve), after="0")
     if case.wishes.host_memory is not None:
-        plans = case.relaxed(host_memory=None).plans((*CACHE_LADDER, LAST_RESORT))
-        if plans:
-            least = min(on(one.estimate, HOST) for one in plans)
+        sizes = [on(case.predict(one), HOST) for one in case.relaxed(host_memory=None).least_options()]
+        if sizes:
+            least = min(sizes)
             yield Relaxed(
                 wish="host_memory", before=written(case.wishes.host_memory), after=f"{-(-least // MIB):,} MiB"
             )
