@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from pytest_vram.ledger import Entry
 from pytest_vram.sizing import compute_mixers as mixers
+from pytest_vram.sizing import compute_recurrent as recurrent
 from pytest_vram.sizing.compute_devices import backends, flash_attention
 from pytest_vram.sizing.compute_graph import Skeleton
 from pytest_vram.sizing.compute_replay import Node, replay
@@ -79,9 +80,16 @@ def build(
     node = graph.embed()
     if scaled(shape):
         node = graph.same("scale", node)
+    inputs = graph.layer_inputs(node)
     chosen = representative(shape, placement)
+    rwkv = recurrent.Rwkv7(graph) if shape.architecture == "rwkv7" else None
     for index in chosen:
-        node = _block(graph, index, node, last=index == chosen[-1])
+        last = index == chosen[-1]
+        node = _block(graph, index, node, last=last) if rwkv is None else rwkv.block(index, node, last=last)
+        if inputs is not None:
+            node = graph.with_layer_input(index, node, inputs, last=last)
+        scale = graph.weight(index, "layer_output_scale.weight")
+        node = node if scale is None else graph.same("mul", node, scale)
     graph.finish(node)
     return graph
 
@@ -152,6 +160,8 @@ def _block(graph: Skeleton, index: int, node: Node, *, last: bool) -> Node:
         if graph.has(index, "attn_norm.weight") or not graph.shape.tensors
         else node
     )
+    if not layer.heads and not layer.recurrent and not graph.has(index, "ffn_norm.weight"):
+        return _only_feed_forward(graph, index, node, normed, last=last)
     cur = _mixer(graph, index, normed)
     if last:
         cur, residual = graph.rows(cur), graph.rows(residual)
@@ -163,7 +173,7 @@ def _block(graph: Skeleton, index: int, node: Node, *, last: bool) -> Node:
             cur = graph.block_norm(index, "post_attention_norm", cur)
         else:
             before = "post_attention_norm"
-    middle = graph.same("add", cur, residual)
+    middle = cur if cur is residual else graph.same("add", cur, residual)  # DeciLM has blocks without a mixer
     middle = graph.block_norm_if(index, "attn_output_norm", middle)
     if not layer.feed_forward and not layer.experts:
         return middle
@@ -176,16 +186,42 @@ def _block(graph: Skeleton, index: int, node: Node, *, last: bool) -> Node:
     return graph.block_norm_if(index, "layer_output_norm", graph.same("add", cur, middle))
 
 
+def _only_feed_forward(graph: Skeleton, index: int, node: Node, normed: Node, *, last: bool) -> Node:
+    """A block that is nothing but a feed-forward (``nemotron-h.cpp``)."""
+    cur = graph.experts(index, normed) if graph.shape.layers[index].experts else graph.feed_forward(index, normed)
+    if last:
+        cur, node = graph.rows(cur), graph.rows(node)
+    return graph.same("add", cur, node)
+
+
 def _mixer(graph: Skeleton, index: int, node: Node) -> Node:
     shape = graph.shape
     layer = shape.layers[index]
-    if layer.recurrent and shape.ssm is not None:
-        if shape.ssm.kind == "mamba":
-            return mixers.mamba(graph, index, node, shape.ssm)
-        return mixers.mamba2(graph, index, node, shape.ssm)
-    if shape.mla is not None:
-        return mixers.latent_attention(graph, index, node, shape.mla)
-    return graph.attention(index, node)
+    if not layer.recurrent:
+        if not layer.heads:
+            return node
+        if not layer.kv_heads:  # DeciLM's linear blocks
+            return graph.linear(index, "attn_output", node, graph.shape.embedding, graph.shape.embedding)
+        return graph.attention(index, node) if shape.mla is None else mixers.latent_attention(graph, index, node, shape.mla)
+    kind = mixer_kind(shape)
+    if shape.ssm is None or kind not in MIXERS:
+        return node
+    if layer.heads and layer.k_row:  # both side by side (Falcon-H1)
+        return graph.same("add", graph.attention(index, node), MIXERS[kind](graph, index, node, shape.ssm))
+    return MIXERS[kind](graph, index, node, shape.ssm)
+
+
+MIXERS = {
+    "mamba": mixers.mamba,
+    "mamba2": mixers.mamba2,
+    "gated-delta": recurrent.gated_delta,
+    "shortconv": recurrent.short_convolution,
+}
+
+
+def mixer_kind(shape: ModelShape) -> str:
+    """The kind of a model's recurrent blocks."""
+    return shape.ssm.kind if shape.ssm is not None else ""
 
 
 __all__: Sequence[str] = ("build", "compute_buffers", "output_buffer", "outputs")

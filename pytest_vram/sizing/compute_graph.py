@@ -215,10 +215,61 @@ class Skeleton:
     def embed(self) -> Node:
         """``build_inp_embd``: a lookup on the host, beside room for embeddings that come from outside."""
         width = self.shape.embedding
-        table = self.top("token_embd.weight", "host", width, self.shape.vocabulary)
+        table = self.top("token_embd.weight", self._label("token_embd.weight", "host"), width, self.shape.vocabulary)
         looked_up = self.step("get_rows", (width, self.tokens), table, self.input("tokens", I32, self.tokens))
         self.expand(looked_up, self.input("embeddings", F32, width, self.tokens))
-        return looked_up
+        if not self.shape.encoder:
+            return looked_up
+        node = looked_up
+        if self.named("token_types.weight"):
+            kinds = self.top("token_types.weight", "host", width, 1)
+            node = self.same("add", node, self.view(kinds, width))
+        if self.named("position_embd.weight"):
+            places = self.top("position_embd.weight", "host", width, self.shape.context)
+            node = self.same(
+                "add",
+                self.step("get_rows", (width, self.tokens), places, self.input("positions", I32, self.tokens)),
+                node,
+            )
+        if self.named("token_embd_norm.weight"):
+            label = self._label("token_embd_norm.weight", "host")
+            bias = self.top("token_embd_norm.bias", label, width)
+            node = self.norm(node, self.top("token_embd_norm.weight", label, width), bias)
+        return node
+
+    def _label(self, name: str, otherwise: str) -> str:
+        """The device of a tensor outside of the blocks, overrides applied."""
+        found = self._tensors.get(name)
+        return self.placement.tensors[found[0]] if found and self.placement.tensors else otherwise
+
+    def layer_inputs(self, node: Node) -> Node | None:
+        """Embeddings of their own for each block (``gemma4.cpp``, ``project_per_layer_inputs``)."""
+        if not self.named("per_layer_token_embd.weight"):
+            return None
+        count = len(self.shape.layers)
+        table = self.top("per_layer_token_embd.weight", self._label("per_layer_token_embd.weight", "host"), 1, 1)
+        each = table.dims[0] // count
+        tokens = self.input("tokens of blocks", I32, self.tokens)
+        selected = self.step("get_rows", (table.dims[0], self.tokens), table, tokens)
+        selected = self.same("scale", self.view(selected, each, count, self.tokens))
+        self.expand(selected)
+        label = self._label("per_layer_model_proj.weight", self.placement.layers[0])
+        projected = self.matmul(self.top("per_layer_model_proj.weight", label, 1, 1), node)
+        projected = self.view(self.same("scale", projected), each, count, self.tokens)
+        label = self._label("per_layer_proj_norm.weight", self.placement.layers[0])
+        projected = self.norm(projected, self.top("per_layer_proj_norm.weight", label, each))
+        both = self.same("scale", self.same("add", projected, selected))
+        return self.step("cont", (each, self.tokens, count), self.view(both, each, self.tokens, count, packed=False))
+
+    def with_layer_input(self, index: int, node: Node, inputs: Node, *, last: bool) -> Node:
+        """What a block adds from its own embeddings."""
+        each, rows = inputs.dims[0], node.dims[1]
+        inner = self.same("unary", self.linear(index, "inp_gate", node, node.dims[0], each))
+        own = self.view(inputs, each, self.tokens)
+        inner = self.same("mul", inner, self.rows(own) if last else own)
+        del rows
+        out = self.block_norm(index, "post_norm", self.linear(index, "proj", inner, each, node.dims[0]))
+        return self.same("add", node, out)
 
     def cells_of(self, layer: Layer) -> int:
         """Cells of one stream that a block looks at when the cache is full."""
@@ -370,18 +421,29 @@ class Skeleton:
             v = k
             if owns and (not self._tensors or self.has(index, "attn_v.weight")):
                 v = self.view(self.linear(index, "attn_v", node, width, kv_heads * value), value, kv_heads, tokens)
-        ropes = not self.named("position_embd.weight")
+        ropes = self.ropes()
         q = self.block_norm_if(index, "attn_q_norm", q)
         q = self.rope(q) if ropes else q
         if k is not None:
             k = self.block_norm_if(index, "attn_k_norm", k)
             k = self.rope(k) if ropes else k
-        if self.shape.architecture.startswith("gemma"):
+            if self.shape.architecture in ("gemma3n", "gemma4") and v is not None:
+                v = self.same("rms_norm", v)
+        if self.shape.architecture in ("gemma", "gemma2", "gemma3", "gemma-embedding"):
             q = self.same("scale", q)
         cur = self._cached(index, layer, q, k, v) if not self.shape.encoder else self._uncached(layer, q, k, v)
         if gate is not None:
             cur = self.same("mul", cur, self.same("unary", gate))
         return self.linear(index, "attn_output", cur, heads * value, width)
+
+    def ropes(self) -> bool:
+        """Whether Q and K get positions; some hybrids leave order to their recurrent blocks."""
+        if self.shape.architecture in ("jamba", "nemotron_h", "nemotron_h_moe"):
+            return False
+        finetuned = self.shape.meta.get("rope.scaling.finetuned", True)
+        return not self.named("position_embd.weight") and (
+            bool(finetuned) or not self.shape.architecture.startswith("granite")
+        )
 
     def block_norm_if(self, index: int, name: str, node: Node) -> Node:
         """A norm that only some models have."""
@@ -544,13 +606,15 @@ class Skeleton:
     def finish(self, node: Node) -> None:
         """Output norm and logits, which stay in memory to be read; encoders end with their embeddings."""
         label, width = self.placement.output, self.shape.embedding
-        if self.named("output_norm.weight") or not self._tensors:
-            bias = self.top("output_norm.bias", label, width) if self.named("output_norm.bias") else None
-            node = self.norm(node, self.top("output_norm.weight", label, width), bias)
+        norm = "token_embd_norm" if self.shape.architecture in ("lfm2", "lfm2moe") else "output_norm"
+        if self.named(f"{norm}.weight") or not self._tensors:
+            bias = self.top(f"{norm}.bias", label, width) if self.named(f"{norm}.bias") else None
+            node = self.norm(node, self.top(f"{norm}.weight", label, width), bias)
         node.kept = True
         if not self.shape.encoder:
             name = "output.weight" if self.named("output.weight") else "token_embd.weight"
-            node = self.matmul(self.top(name, label, width, self.shape.vocabulary), node)
+            where = self._label(name, label) if name == "output.weight" else label
+            node = self.matmul(self.top(name, where, width, self.shape.vocabulary), node)
             if "final_logit_softcapping" in self.shape.meta:
                 node = self.same("scale", self.same("unary", self.same("scale", node)))
             node.kept = True

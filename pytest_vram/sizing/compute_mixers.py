@@ -101,7 +101,7 @@ def mamba(graph: Skeleton, index: int, node: Node, ssm: Ssm) -> Node:
     both = graph.linear(index, "ssm_in", node, width, 2 * inner)
     x = graph.view(both, inner, each, sequences, packed=False)
     z = graph.view(both, inner, each, sequences, packed=False)
-    x = _convolved(graph, index, held, graph.view(x, each, inner, sequences, packed=False), ssm.conv)
+    x = convolved(graph, index, held, graph.view(x, each, inner, sequences, packed=False), ssm.conv)
     x = graph.same("unary", x)
     mixed = graph.linear(index, "ssm_x", x, inner, ssm.dt_rank + 2 * state)
     dt = graph.view(mixed, ssm.dt_rank, each, sequences, packed=False)
@@ -129,7 +129,7 @@ def mamba(graph: Skeleton, index: int, node: Node, ssm: Ssm) -> Node:
     return graph.view(graph.linear(index, "ssm_out", y, inner, width), width, graph.tokens)
 
 
-def _convolved(graph: Skeleton, index: int, held: Node, x: Node, conv: int, name: str = "ssm_conv1d") -> Node:
+def convolved(graph: Skeleton, index: int, held: Node, x: Node, conv: int, name: str = "ssm_conv1d") -> Node:
     """A convolution over a few tokens that remembers the last of them."""
     each, channels, sequences = x.dims[0], x.dims[1], x.dims[2]
     window = graph.step("concat", (conv - 1 + each, channels, sequences), held, x)
@@ -154,7 +154,7 @@ def mamba2(graph: Skeleton, index: int, node: Node, ssm: Ssm) -> Node:
     z = graph.view(packed, head, heads, each, sequences, packed=False)
     x = graph.view(packed, each, channels, sequences, packed=False)
     dt = graph.view(packed, heads, each, sequences, packed=False)
-    mixed = graph.same("unary", _convolved(graph, index, held, x, ssm.conv))
+    mixed = graph.same("unary", convolved(graph, index, held, x, ssm.conv))
     x = graph.view(mixed, head, heads, each, sequences, packed=False)
     b, c = (graph.view(mixed, state, groups, each, sequences, packed=False) for _ in range(2))
     dt = graph.step("cont", dt.dims, dt)
