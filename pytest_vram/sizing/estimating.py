@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pytest_vram.sizing.shape import ModelShape
 
 #: Engines that run Hugging Face folders → module with their rules.
 _RULES = {"transformers": "transformers_cache", "vllm": "vllm", "sglang": "sglang"}
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 ENGINES = ("llama-server", *_RULES)
 
 
@@ -38,13 +40,11 @@ def load(model: str | Path, *, engine: str = "llama-server") -> ModelShape:
     path = stores.locate(str(model))
     if path.is_dir():
         if engine == "llama-server":
-            raise BadModel(
-                f"{path} is a Hugging Face folder, and llama-server runs GGUF files: convert it with llama.cpp's"
-                " convert_hf_to_gguf.py, or size it for another engine with --engine transformers, vllm or sglang"
-            )
-        from pytest_vram.sizing import hf_shape
+            path = _only_gguf(path)
+        else:
+            from pytest_vram.sizing import hf_shape
 
-        return hf_shape.read_shape(path)
+            return hf_shape.read_shape(path)
     if engine != "llama-server":
         raise BadModel(
             f"{path} is a GGUF file, which is sized for llama-server here: for {engine} give the Hugging Face folder"
@@ -53,6 +53,26 @@ def load(model: str | Path, *, engine: str = "llama-server") -> ModelShape:
     from pytest_vram.sizing import gguf, gguf_shape
 
     return gguf_shape.shape_of(gguf.read(path))
+
+
+def _only_gguf(folder: Path) -> Path:
+    """The one GGUF model in a folder, the first part of a split one.
+
+    :raises BadModel: none, or several.
+    """
+    found = sorted(path for path in folder.glob("*.gguf") if not path.name.lower().startswith("mmproj"))
+    firsts = [path for path in found if not _LATER_PART.search(path.name)]
+    if len(firsts) == 1:
+        return firsts[0]
+    if firsts:
+        names = ", ".join(path.name for path in firsts[:5])
+        raise BadModel(f"{folder} holds {len(firsts)} GGUF models ({names}…): name the file")
+    if (folder / "config.json").exists():
+        raise BadModel(
+            f"{folder} is a Hugging Face folder, and llama-server runs GGUF files: convert it with llama.cpp's"
+            " convert_hf_to_gguf.py, or size it for another engine with --engine transformers, vllm or sglang"
+        )
+    raise BadModel(f"{folder} holds no model: there is no GGUF file and no config.json in it")
 
 
 def of_shape(shape: ModelShape, *, engine: str, options: dict[str, Any], era: Era = CURRENT) -> Estimate:

@@ -1,0 +1,286 @@
+"""`vram estimate`, `fit` and `sweep` as users meet them: exit codes, sentences, documents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pytest_vram.cli import entry, main
+from pytest_vram.errors import BackendError
+from pytest_vram.report import schemas
+from pytest_vram.units import MIB
+from tests.unit import sizing_models
+
+Vram = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Paths of sparse models."""
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "q4": str(sizing_models.dense_8b(folder / "q4.gguf")),
+        "moe": str(sizing_models.moe_30b(folder / "moe.gguf")),
+    }
+
+
+@pytest.fixture
+def vram(capsys: pytest.CaptureFixture[str]) -> Vram:
+    """Run the command: exit code, standard output, standard error."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(list(arguments))
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def document(vram: Vram, *arguments: str, schema: str = "estimate.json") -> tuple[int, dict[str, Any]]:
+    """The JSON document of a command, checked against its published schema."""
+    code, out, _ = vram(*arguments, "--json")
+    found = json.loads(out)
+    jsonschema.Draft202012Validator(schemas()[schema]).validate(found)
+    return code, found
+
+
+def test_an_estimate_without_a_budget_holds(vram: Vram, models: dict[str, str]) -> None:
+    """Every part of the answer is there, and no verdict."""
+    code, out, err = vram("estimate", models["moe"], "-c", "8192", "-ngl", "99", "--device", "CUDA0")
+    assert (code, err) == (0, "")
+    for part in ("memory breakdown (ledger), MiB", "experts", "mixture of experts: 8 of 128", "cross-check", "notes"):
+        assert part in out
+    assert "llama-server --model" in out
+    assert "--ctx-size 8192" in out
+    assert "fits" not in out
+
+
+@pytest.mark.parametrize(
+    ("verb", "budget", "expected"), [("estimate", "8GB", 0), ("fit", "4GB", 1), ("fit", "5.5GiB", 3)]
+)
+def test_the_exit_code_is_the_verdict(
+    vram: Vram, models: dict[str, str], verb: str, budget: str, expected: int
+) -> None:
+    """0 fits, 1 does not, 3 where the limit lies within the range of the driver's context."""
+    arguments = (verb, models["q4"], "--budget", budget, "-c", "8192", "--device", "CUDA0")
+    code, out, _ = vram(*arguments)
+    assert code == expected
+    assert {0: "fits: ", 1: "does not fit: ", 3: "inconclusive: "}[expected] in out
+    assert ("turn first: " in out) == (expected != 0)
+    code, found = document(vram, *arguments)
+    assert code == expected
+    assert found["verdict"]["fits"] == {0: "yes", 1: "no", 3: "inconclusive"}[expected]
+    assert found["verdict"]["device"] == "gpu0"
+
+
+def test_a_reserve_counts_against_the_budget(vram: Vram, models: dict[str, str]) -> None:
+    """What must stay free is missing from the limit."""
+    arguments = ("fit", models["q4"], "--budget", "8GB", "-c", "8192", "--device", "RPC0")
+    _, plain = document(vram, *arguments)
+    code, kept = document(vram, *arguments, "--reserve", "1GB")
+    assert code == 0
+    assert kept["verdict"]["spare"] == plain["verdict"]["spare"] - 10**9
+
+
+def test_the_document_adds_up(vram: Vram, models: dict[str, str]) -> None:
+    """Buckets sum to the totals, entries to the buckets, and the settings are in force."""
+    _, found = document(vram, "estimate", models["moe"], "-c", "8000", "-ncmoe", "10", "-np", "1", "--device", "CUDA0")
+    for buckets, total in ((found["buckets"], found["total"]), (found["at_most"], found["total_at_most"])):
+        for device, size in total.items():
+            assert sum(row.get(device, 0) for row in buckets.values()) == size
+    for bucket, row in found["buckets"].items():
+        for device, size in row.items():
+            entries = [one for one in found["entries"] if one["bucket"] == bucket and one["device"] == device]
+            assert sum(one["bytes"] for one in entries) == size
+    assert found["format"] == "pytest-vram/estimate/1"
+    assert found["settings"]["ctx_size"] == 8192
+    assert found["settings"]["n_cpu_moe"] == 10
+    assert found["model"]["experts"] == 128
+    assert found["buckets"]["context"] == {"gpu0": 107 * MIB}
+    assert found["textbook_kv"] == found["buckets"]["kv"]["gpu0"]
+    assert any("8192" in note["text"] for note in found["notes"] if note["kind"] == "rule")
+
+
+def test_a_pasted_command_line_is_the_same_as_options(vram: Vram, models: dict[str, str]) -> None:
+    """The model may come first, last, as -m, and after the program's name."""
+    options = ["-c", "4096", "-ctk", "q8_0", "-ctv", "q8_0", "-fa", "on", "-t", "8", "--device", "RPC0"]
+    ways = [
+        [models["q4"], *options],
+        [*options, models["q4"]],
+        ["llama-server", "-m", models["q4"], *options],
+        ["--", "llama-server", *options, "--model", models["q4"]],
+    ]
+    found = []
+    for words in ways:
+        code, out, _ = vram("estimate", "--json", *words)
+        assert code == 0
+        found.append(json.loads(out))
+    assert all(one == found[0] for one in found)
+    assert found[0]["command"][-2:] == ["--threads", "8"]
+
+
+def test_names_in_a_file_cannot_command_the_terminal(vram: Vram, tmp_path: Path) -> None:
+    """Control characters of other people's text are not printed."""
+    import msgspec
+
+    from pytest_vram.testing import recipes
+
+    recipe = recipes.llama(tokenizer="none")
+    named = msgspec.structs.replace(recipe, metadata={**recipe.metadata, "general.name": "evil\x1b[2J\rname"})
+    code, out, _ = vram("estimate", str(named.write(tmp_path / "m.gguf")))
+    assert code == 0
+    assert "\x1b" not in out
+    assert "\r" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("estimate",), "no model is named: write `vram estimate MODEL`"),
+        (("estimate", "{q4}", "other.gguf"), "one model can be named"),
+        (("estimate", "nowhere.gguf"), "nowhere.gguf"),
+        (("estimate", "some-name-of-no-store"), "local stores"),
+        (("estimate", "{folder}"), "config.json"),
+        (("estimate", "{folder}", "--engine", "transformers"), "config.json"),
+        (("estimate", "{shards}", "--engine", "transformers"), "index"),
+        (("estimate", "{hf}"), "is a Hugging Face folder, and llama-server runs GGUF files"),
+        (("estimate", "{q4}", "--engine", "vllm"), "is a GGUF file"),
+        (("estimate", "{q4}", "--engine", "magic"), "engine 'magic' is not known"),
+        (("estimate", "{text}"), "not a GGUF"),
+        (("estimate", "{q4}", "-c", "-5"), "'ctx-size' = '-5'"),
+        (("estimate", "{q4}", "-ctv", "q8_0", "-fa", "off"), "needs flash attention"),
+        (("estimate", "{q4}", "-ctk", "q9"), "one of f32, f16"),
+        (("estimate", "{q4}", "--ctx-sise", "1"), "did you mean 'ctx-size'"),
+        (("estimate", "{q4}", "-c"), "has no value"),
+        (("estimate", "{q4}", "--budget", "4g"), "ambiguous"),
+        (("estimate", "{q4}", "--budget", "gpu=4GB"), "not a device label"),
+        (("estimate", "{q4}", "--budget", "4GB", "--reserve", "x"), "from --reserve"),
+        (("estimate", "{q4}", "--reserve", "1GB"), "add --budget"),
+        (("estimate", "{hf}", "--engine", "transformers", "--exact"), "dry run of llama-server"),
+        (("estimate", "{hf}", "--engine", "transformers", "--max-lenght", "9"), "did you mean 'max_length'"),
+        (("estimate", "{hf}", "--engine", "transformers", "-c", "9"), "write long names"),
+        (("estimate", "{hf}", "--engine", "transformers", "--max-length"), "has no value"),
+        (("sweep", "{q4}"), "add --over"),
+        (("sweep", "{q4}", "--over", "threads"), "context, parallel, cache-type, n-cpu-moe"),
+        (("sweep", "{q4}", "--over", "context", "--measure"), "not built yet"),
+        (("sweep", "{q4}", "--over", "context", "--values", "1,x"), "'x' cannot be a value"),
+        (("sweep", "{hf}", "--over", "context", "--engine", "transformers"), "sweep predicts settings of llama-server"),
+    ],
+)  # fmt: skip
+def test_bad_use_is_one_sentence(
+    vram: Vram, models: dict[str, str], tmp_path: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    """Exit code 2, one line on the standard error stream, the same in the document, and no traceback."""
+    places = {name: tmp_path / name for name in ("folder", "hf", "shards")}
+    for place in places.values():
+        place.mkdir()
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 128,
+        "vocab_size": 100,
+        "max_position_embeddings": 128,
+        "torch_dtype": "float16",
+    }
+    for name in ("hf", "shards"):
+        (places[name] / "config.json").write_text(json.dumps(config))
+    for number in (1, 2):
+        header = b'{"a":{"dtype":"F16","shape":[1],"data_offsets":[0,2]}}'
+        data = len(header).to_bytes(8, "little") + header + b"\0\0"
+        (places["shards"] / f"model-0000{number}-of-00002.safetensors").write_bytes(data)
+    (tmp_path / "text.gguf").write_text("hello, this is not a model at all, but it is long enough to be looked at")
+    known = {**models, **{name: str(place) for name, place in places.items()}, "text": str(tmp_path / "text.gguf")}
+    words = [word.format(**known) for word in arguments]
+    code, out, err = vram(*words)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert says in err
+    assert err.startswith(f"vram {arguments[0]}: ")
+    code, out, _ = vram(*words, "--json")
+    found = json.loads(out)
+    assert (code, found["exit"], found["verb"]) == (2, 2, arguments[0])
+    assert says in found["error"]
+
+
+def test_a_hugging_face_folder_is_estimated(vram: Vram, tmp_path: Path) -> None:
+    """Weights and cache of a model under transformers; what only a run can tell makes the verdict inconclusive."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 5632,
+        "vocab_size": 32000,
+        "max_position_embeddings": 8192,
+        "torch_dtype": "float16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    arguments = ("estimate", str(tmp_path), "--engine", "transformers", "--max-length", "4096")
+    code, found = document(vram, *arguments)
+    assert code == 0
+    assert found["engine"] == "transformers"
+    assert found["buckets"]["kv"]["gpu0"] == 2 * 24 * 8 * 128 * 4096 * 2
+    code, found = document(vram, *arguments, "--budget", "1GB")
+    assert (code, found["verdict"]["fits"]) == (1, "no")
+
+
+def test_a_sweep_has_a_row_for_each_value(vram: Vram, models: dict[str, str]) -> None:
+    """The same figures in the table and in the document."""
+    arguments = (
+        "sweep",
+        models["q4"],
+        "--over",
+        "context",
+        "--values",
+        "4096,8192",
+        "--budget",
+        "6GB",
+        "-np",
+        "1",
+        "--device",
+        "RPC0",
+    )
+    code, out, _ = vram(*arguments)
+    assert code == 0
+    rows = out.splitlines()
+    assert rows[0] == "predicted over context, MiB"
+    assert rows[2].split()[:2] == ["4096", "512.00"]
+    assert rows[3].split()[:2] == ["8192", "1,024.00"]
+    _, found = document(vram, *arguments, schema="sweep.json")
+    assert [point["buckets"]["kv"]["gpu0"] for point in found["points"]] == [512 * MIB, 1024 * MIB]
+    assert [point["verdict"]["fits"] for point in found["points"]] == ["yes", "yes"]
+
+
+def test_without_an_engine_exact_says_where_it_looked(
+    vram: Vram, models: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trouble with the engine is exit code 1, in its own words."""
+    from pytest_vram.backends import dry_run
+
+    def none(*_: object, **__: object) -> None:
+        raise BackendError("no llama-server was found for a dry run")
+
+    monkeypatch.setattr(dry_run, "exact", none)
+    code, _, err = vram("estimate", models["q4"], "--exact")
+    assert code == 1
+    assert err == "vram estimate: no llama-server was found for a dry run\n"
+
+
+@pytest.mark.parametrize("verb", entry.PREDICTING)
+def test_help_is_not_taken_for_an_engines_option(vram: Vram, verb: str) -> None:
+    """--help prints the verb's own options."""
+    code, out, _ = vram(verb, "--help")
+    assert code == 0
+    assert f"usage: vram {verb} MODEL" in out
