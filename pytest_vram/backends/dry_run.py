@@ -5,8 +5,11 @@ trial has printed its table. Four things keep it from loading, each without the 
 
 - it is killed, with all that it started, when the table is complete, when it begins to load without one, and at the end
   of its time;
-- it is given the model under names of its own, links in a folder that are removed once the trial has opened the files:
-  when it comes back to load, there is no such file, whatever device it would load to;
+- it is given the model under names of its own, links in a folder that become pipes without a writer once the trial has
+  opened the files: when it comes back to load, it waits at one for ever, whatever device it would load to. (If the
+  names were gone, it would exit, and lose lines of its log that were still queued.) Where the engine may try more than
+  once (:func:`_tries_once`), the links stay, and the kill is what stops it; the engine runs at most some hundred lines
+  ahead of what was read of its log, which are fewer than the load of a large model has;
 - where no driver of a graphics card is in use, its data is limited to :data:`MOST_DATA`: enough for headers and graphs,
   too little for a large model in host memory. Drivers reserve more than that for themselves, so it cannot be kept then;
 - it dies with its parent.
@@ -128,7 +131,9 @@ def dry_run(
     with _linked(model) as linked:
         command = [str(binary), "--model", str(linked), "--host", "127.0.0.1", "--port", "0", "--fit", "on"]
         command += ["--verbosity" if known.knows("verbosity") else "--log-verbosity", str(_VERBOSITY), *argv]
-        run = _Run(command, linked, folder, dict(environment or {}), limited=not _drivers_here())
+        run = _Run(
+            command, linked, folder, dict(environment or {}), limited=not _drivers_here(), once=_tries_once(used)
+        )
         trial = run.trial(began + timeout)
     if not trial.rows:
         raise _no_table(run, trial, binary, model, timeout)
@@ -335,13 +340,21 @@ class _Run:
     """One server, from its start to its end, which is always a kill."""
 
     def __init__(
-        self, command: list[str], linked: Path, folder: Path | None, environment: dict[str, str], *, limited: bool
+        self,
+        command: list[str],
+        linked: Path,
+        folder: Path | None,
+        environment: dict[str, str],
+        *,
+        limited: bool,
+        once: bool,
     ) -> None:
         self._command = command
         self.linked = linked
         self._folder = folder
         self._environment = environment
         self._limited = limited
+        self._once = once
         self._log = DryRunLog()
         self.code: int | None = None
         self.timed_out = False
@@ -385,6 +398,7 @@ class _Run:
     def _read(self, process: subprocess.Popen[bytes], deadline: float) -> None:
         assert process.stdout is not None
         seen, rest = 0, b""
+        _narrow(process.stdout.fileno())
         with selectors.DefaultSelector() as ready:
             ready.register(process.stdout, selectors.EVENT_READ)
             while not self._log.decided and not self._log.loading:
@@ -407,12 +421,39 @@ class _Run:
         text = raw.decode("utf-8", "replace")
         opened = self._log.opened
         self._log.feed(text)
-        if self._log.opened and not opened:
-            # The files are open for the trial: without their names there is no way to load them.
-            for name in self.linked.parent.iterdir():
-                name.unlink()
+        if self._once and self._log.opened and not opened:
+            _close(self.linked.parent)
         if text.strip():
             self.last = [*self.last[-4:], text.strip()]
+
+
+def _tries_once(options: Mapping[str, object]) -> bool:
+    """Whether the engine opens the model for one trial only.
+
+    It comes back for a second one where it has to find the context of several separate caches (``common/fit.cpp``:
+    ``n_ctx_auto`` and ``n_streams``), and for a draft that is a part of the model (``common_fit_extra_model``).
+    """
+    if any("draft" in name or "spec" in name or "mtp" in name for name in options):
+        return False
+    context = options.get("ctx-size", 0)
+    return "parallel" not in options or str(context).strip() != "0"
+
+
+def _narrow(pipe: int) -> None:
+    """Make a pipe as small as it can be, where the system lets us: what was not read yet holds the engine up."""
+    import fcntl
+
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 4096)
+
+
+def _close(folder: Path) -> None:
+    """Put a pipe that nobody writes to in the place of each link: whoever opens it waits."""
+    for link in list(folder.iterdir()):
+        pipe = folder / f"{link.name}.pipe"
+        os.mkfifo(pipe, 0o600)
+        pipe.replace(link)
 
 
 def _before_exec(most_data: int | None) -> Callable[[], None]:

@@ -145,7 +145,7 @@ class DryRunLog:
 
     def feed(self, raw: str) -> None:
         """Take the next line. Never raises, whatever the line is; lines after the decision are ignored."""
-        if self.decided or self.loading:
+        if self.decided or self.loading or "create_tensor:" in raw:  # most of a log, and of no use
             return
         line = split(raw)
         text = line.text

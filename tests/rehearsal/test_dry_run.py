@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,8 +142,22 @@ def test_two_devices_have_a_row_each(llama_70b: Path) -> None:
     assert min(dry.of("gpu0", "model").bytes, dry.of("gpu1", "model").bytes) > 15 << 30
 
 
+def waited_at(pipe: Path) -> bool:
+    """Whether somebody waits at the other end of a pipe; it is broken for him then."""
+    try:
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
+
+
 class Deaf(DryRunLog):
-    """Never notices that the dry run is over."""
+    """Never notices that the dry run is over, and hears of nothing after it."""
+
+    def feed(self, raw: str) -> None:
+        super().feed(raw)
+        if "fitting params to free memory took" in raw:
+            self.loading = True
 
     @property
     def decided(self) -> bool:
@@ -164,46 +180,73 @@ class Slow(Deaf):
         pass
 
 
-@pytest.fixture
-def ended(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
-    """Exit codes of servers that were left to themselves; one that goes on for 20 s is killed and has ``None``."""
-    codes: list[int | None] = []
-    real = module.end
-
-    def end(process: subprocess.Popen[bytes]) -> None:
-        try:
-            codes.append(process.wait(20))
-        except subprocess.TimeoutExpired:
-            codes.append(None)
-        real(process)
-
-    monkeypatch.setattr(module, "end", end)
-    return codes
-
-
 def test_without_a_kill_there_is_no_file_to_load(
-    folder: Path, gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch, ended: list[int | None]
+    folder: Path, gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the kill never comes and no limit is set, the engine ends by itself: it does not find the model again."""
+    """Where the kill is late and no limit is set, the engine stands still at the model's name, with nothing loaded."""
     monkeypatch.setattr(module, "DryRunLog", Deaf)
     monkeypatch.setattr(module, "_drivers_here", lambda: True)
+    names: list[Path] = []
+    close, kill = module._close, module.end
+
+    def closing(folder: Path) -> None:
+        close(folder)
+        names.extend(folder.iterdir())
+
+    ended: list[int | None] = []
+
+    def late(process: subprocess.Popen[bytes]) -> None:
+        guard = threading.Timer(20, process.kill)
+        guard.start()
+        try:
+            while process.poll() is None and not waited_at(names[0]):
+                time.sleep(0.01)
+            ended.append(process.wait())
+        finally:
+            guard.cancel()
+            kill(process)
+
+    monkeypatch.setattr(module, "_close", closing)
+    monkeypatch.setattr(module, "end", late)
     model = recipes.llama(embedding=1024, feed_forward=16384).write(folder / "loads.gguf")
     dry = dry_run(build(), model, {"ctx-size": 512, "n-gpu-layers": 99}, endpoints=[gpu.endpoint])
     assert dry.of("gpu0", "model").bytes > 192 * MIB
-    assert ended == [1]
+    assert ended == [1], "it did not wait at the pipe, or went on without the model when the pipe broke"
     assert gpu.used() < 64 * MIB
 
 
-def test_without_kill_and_links_the_limit_of_its_data_holds(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, ended: list[int | None]
-) -> None:
+def test_without_kill_and_links_the_limit_of_its_data_holds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the links stay as well, there is no host memory for weights of 3 GiB."""
     monkeypatch.setattr(module, "DryRunLog", Slow)
     monkeypatch.setattr(module, "_drivers_here", lambda: False)
+    kill = module.end
+    ended: list[int | None] = []
+
+    def late(process: subprocess.Popen[bytes]) -> None:
+        guard = threading.Timer(20, process.kill)
+        guard.start()
+        try:
+            assert process.stdout is not None
+            while process.stdout.read(1 << 16):
+                pass
+            ended.append(process.wait())
+        finally:
+            guard.cancel()
+            kill(process)
+
+    monkeypatch.setattr(module, "end", late)
     model = recipes.llama(layers=16, embedding=4096, feed_forward=8192).write(folder / "large.gguf")
     dry = dry_run(build(), model, {"ctx-size": 512, "mmap": False}, device_none=True)
     assert dry.of("host", "model").bytes > 3 << 30
     assert ended == [1]
+
+
+@pytest.mark.parametrize("engine", BUILDS, ids=[path.parent.parent.name for path in BUILDS])
+def test_separate_caches_without_a_context_are_sized(engine: Path, moe: Path) -> None:
+    """An engine that has to try twice finds the model twice."""
+    dry = dry_run(engine, moe, {"parallel": 2, "kv-unified": False}, device_none=True)
+    assert dry.facts["slots"] == 2
+    assert dry.of("host", "context").bytes > 0
 
 
 def test_split_files_are_followed(folder: Path) -> None:
