@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from pytest_vram.backends import dry_run
+from pytest_vram.backends import dry_run, flags
 from pytest_vram.errors import BackendError, BadInput, BadSize
 from pytest_vram.report.predictions import Compared, Exact
 from pytest_vram.settings import parse_budget
-from pytest_vram.sizing import engine_options, estimating, llama_cpp, llama_options
+from pytest_vram.sizing import engine_options, eras, estimating, llama_cpp, llama_options
 from pytest_vram.sizing.llama_options import Given
-from pytest_vram.sizing.options import Device, LlamaOptions
+from pytest_vram.sizing.options import CURRENT, Device, Era, LlamaOptions
 from pytest_vram.sizing.prediction import Estimate
 from pytest_vram.sizing.shape import ModelShape, Note
 from pytest_vram.spec import Limits
@@ -102,11 +103,22 @@ def size(text: str | None, option: str) -> int:
         raise BadInput(f"{error} (from {option})") from None
 
 
+def era(options: argparse.Namespace, given: Given) -> tuple[Era, Given]:
+    """The rules of ``--build``, and what is not certain about them among the notes.
+
+    :raises BadInput: no number of a build.
+    """
+    if options.build is None:
+        return CURRENT, given
+    found, notes = eras.era_of(eras.read_build(options.build))
+    return found, msgspec.structs.replace(given, notes=(*given.notes, *notes))
+
+
 def by_dry_run(shape: ModelShape, given: Given, options: dict[str, Any]) -> tuple[Estimate, Exact]:
     """The engine's own figures for a deployment, the rules beside them.
 
-    Where no device was named, the engine takes those of this machine, and the rules follow it. What the engine's trial
-    leaves out (the driver's context, adapters, output buffers) is taken from the rules.
+    Where no device was named, the engine takes those of this machine, and the rules follow it, as they do its build.
+    What the engine's trial leaves out (the driver's context, adapters, output buffers) is taken from the rules.
 
     :raises BackendError: no engine here, or it has no dry run, or it refuses the model or a setting.
     """
@@ -127,7 +139,12 @@ def by_dry_run(shape: ModelShape, given: Given, options: dict[str, Any]) -> tupl
         notes = [note for note in notes if not note.text.startswith("no --device")]
         names = ", ".join(device.name for device in chosen.devices) or "none, so that all of it is on the host"
         notes.append(Note(kind="rule", text=f"devices that the engine found on this machine: {names}"))
-    rules = llama_cpp.predict(shape, chosen, given=msgspec.structs.replace(given, notes=tuple(notes), options=chosen))
+    build = re.match(r"\d+", str(dry.facts.get("build", "")))
+    held_by, unsure = eras.era_of(int(build[0]) if build else None, flags.help_of(Path(dry.binary)).long_names())
+    notes.extend(unsure)
+    rules = llama_cpp.predict(
+        shape, chosen, held_by, given=msgspec.structs.replace(given, notes=tuple(notes), options=chosen)
+    )
     printed = dry_run.ledger_of(dry)
     held = {entry.bucket for entry in printed.entries}
     beside = [

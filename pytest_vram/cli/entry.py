@@ -165,6 +165,7 @@ def _predicting(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--engine", metavar="NAME", help="llama-server (default), transformers, vllm or sglang")
     parser.add_argument("--budget", metavar="SIZE", help="such as 4GB, 8GiB, gpu0=11GB,gpu1=3GB or sum=14GB")
     parser.add_argument("--reserve", metavar="SIZE", help="room that must stay free on each card")
+    parser.add_argument("--build", metavar="N", help="build of llama.cpp whose rules hold (default: today's)")
     if verb != "sweep":
         parser.add_argument("--exact", action="store_true", help="ask the engine itself, by its dry run on the file")
     if verb == "plan":

@@ -36,18 +36,20 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
         made = estimating.of_shape(shape, engine=wanted.engine, options=wanted.options)
         judged = verdict(made, limits, reserve=reserve) if limits is not None else None
         return _answer(estimate_document(made, verdict=judged), estimate_lines(made, verdict=judged), judged)
-    given = llama_options.read(wanted.options)
+    era, given = asking.era(options, llama_options.read(wanted.options))
     shape = estimating.load(wanted.models[0])
     exact = None
     if options.exact:
         made, exact = asking.by_dry_run(shape, given, wanted.options)
     else:
-        made = llama_cpp.predict(shape, given.options, given=given)
+        made = llama_cpp.predict(shape, given.options, era, given=given)
     judged = None
     if limits is not None:
         judged = verdict(made, limits, reserve=reserve)
         if judged.fits != "yes":
-            first = turns.first(shape, given.options, judged, limits, lambda s, o: llama_cpp.predict(s, o, given=given))
+            first = turns.first(
+                shape, given.options, judged, limits, lambda s, o: llama_cpp.predict(s, o, era, given=given)
+            )
             judged = msgspec.structs.replace(judged, first=first)
     document = estimate_document(made, verdict=judged, exact=exact)
     return _answer(document, estimate_lines(made, verdict=judged, exact=exact), judged)

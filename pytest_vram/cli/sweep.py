@@ -26,7 +26,7 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
     wanted = asking.asked(options, rest)
     if wanted.engine != "llama-server":
         raise BadInput(f"sweep predicts settings of llama-server, and has none for {wanted.engine}")
-    given = llama_options.read(wanted.options)
+    era, given = asking.era(options, llama_options.read(wanted.options))
     shape = estimating.load(wanted.models[0])
     values = [value.strip() for value in options.values.split(",")] if options.values else []
     points = sweep(
@@ -36,6 +36,7 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
         values,
         budget=asking.budget(options.budget),
         reserve=asking.size(options.reserve, "--reserve"),
+        era=era,
     )
     document = SweepDocument(model=shape.source, over=options.over, points=[point_record(point) for point in points])
     return Answer(code=HOLDS, document=document, lines=tuple(sweep_lines(points, options.over)))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from pytest_vram.errors import BadInput
 from pytest_vram.ledger import Entry
 from pytest_vram.settings import parse_budget
-from pytest_vram.sizing import estimating, llama_cpp, llama_options, turns
-from pytest_vram.sizing.options import LlamaOptions
+from pytest_vram.sizing import eras, estimating, llama_cpp, llama_options, turns
+from pytest_vram.sizing.options import Era, LlamaOptions
 from pytest_vram.sizing.prediction import Estimate, ModelFacts, Turn
 from pytest_vram.sizing.shape import ModelShape
 from pytest_vram.sizing.verdict import verdict
@@ -198,3 +200,34 @@ def test_estimate_and_plan_stay_functions(tmp_path: Path) -> None:
     for _ in range(2):
         assert sizing.estimate(str(path), ctx_size=1024, device="RPC0").total()["gpu0"] > 0
         assert sizing.plan(path, "8GB", device="RPC0")
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "rules", "unsure"),
+    [
+        (10434, (), {}, 0),
+        (10068, (), {"extra_blocks_skipped": False}, 0),
+        (10200, (), {"extra_blocks_skipped": False}, 1),
+        (9501, (), {"extra_blocks_skipped": False}, 0),
+        (9500, (), {"extra_blocks_skipped": False, "quant_copies_reserved": False}, 0),
+        (9459, (), {"extra_blocks_skipped": False, "quant_copies_reserved": False, "outputs_per_slot": False}, 1),
+        (None, (), {}, 0),
+        (1, ("fit", "load-mode"), {}, 0),
+        (1, ("fit",), {"extra_blocks_skipped": False}, 1),
+        (None, ("model",), {"mask_padded": True, "mla_latent_only": False, "mask_f16": False, "outputs_per_slot": False, "quant_copies_reserved": False, "extra_blocks_skipped": False}, 1),
+    ],
+)  # fmt: skip
+def test_rules_follow_the_build(
+    build: int | None, options: tuple[str, ...], rules: dict[str, bool], unsure: int
+) -> None:
+    """By number where there is one, else by the options that the binary has; what is not certain is said."""
+    era, notes = eras.era_of(build, options)
+    assert msgspec.structs.replace(era, build=None) == Era(**rules)
+    assert len(notes) == unsure
+
+
+@pytest.mark.parametrize("text", ["", "b", "12", "b999", "b10434x", "-1", "b99999999"])
+def test_a_build_is_a_number(text: str) -> None:
+    """Anything else is refused with what is accepted."""
+    with pytest.raises(BadInput, match="such as b10434"):
+        eras.read_build(text)
