@@ -16,7 +16,7 @@ from pytest_vram.report import schemas
 from pytest_vram.units import MIB
 from tests.unit import sizing_models
 
-Vram = Callable[..., tuple[int, str, str]]
+Cli = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture
-def vram(capsys: pytest.CaptureFixture[str]) -> Vram:
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
     """Run the command: exit code, standard output, standard error."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
@@ -41,17 +41,17 @@ def vram(capsys: pytest.CaptureFixture[str]) -> Vram:
     return run
 
 
-def document(vram: Vram, *arguments: str, schema: str = "estimate.json") -> tuple[int, dict[str, Any]]:
+def document(cli: Cli, *arguments: str, schema: str = "estimate.json") -> tuple[int, dict[str, Any]]:
     """The JSON document of a command, checked against its published schema."""
-    code, out, _ = vram(*arguments, "--json")
+    code, out, _ = cli(*arguments, "--json")
     found = json.loads(out)
     jsonschema.Draft202012Validator(schemas()[schema]).validate(found)
     return code, found
 
 
-def test_an_estimate_without_a_budget_holds(vram: Vram, models: dict[str, str]) -> None:
+def test_an_estimate_without_a_budget_holds(cli: Cli, models: dict[str, str]) -> None:
     """Every part of the answer is there, and no verdict."""
-    code, out, err = vram("estimate", models["moe"], "-c", "8192", "-ngl", "99", "--device", "CUDA0")
+    code, out, err = cli("estimate", models["moe"], "-c", "8192", "-ngl", "99", "--device", "CUDA0")
     assert (code, err) == (0, "")
     for part in ("memory breakdown (ledger), MiB", "experts", "mixture of experts: 8 of 128", "cross-check", "notes"):
         assert part in out
@@ -63,33 +63,31 @@ def test_an_estimate_without_a_budget_holds(vram: Vram, models: dict[str, str]) 
 @pytest.mark.parametrize(
     ("verb", "budget", "expected"), [("estimate", "8GB", 0), ("fit", "4GB", 1), ("fit", "5.5GiB", 3)]
 )
-def test_the_exit_code_is_the_verdict(
-    vram: Vram, models: dict[str, str], verb: str, budget: str, expected: int
-) -> None:
+def test_the_exit_code_is_the_verdict(cli: Cli, models: dict[str, str], verb: str, budget: str, expected: int) -> None:
     """0 fits, 1 does not, 3 where the limit lies within the range of the driver's context."""
     arguments = (verb, models["q4"], "--budget", budget, "-c", "8192", "--device", "CUDA0")
-    code, out, _ = vram(*arguments)
+    code, out, _ = cli(*arguments)
     assert code == expected
     assert {0: "fits: ", 1: "does not fit: ", 3: "inconclusive: "}[expected] in out
     assert ("turn first: " in out) == (expected != 0)
-    code, found = document(vram, *arguments)
+    code, found = document(cli, *arguments)
     assert code == expected
     assert found["verdict"]["fits"] == {0: "yes", 1: "no", 3: "inconclusive"}[expected]
     assert found["verdict"]["device"] == "gpu0"
 
 
-def test_a_reserve_counts_against_the_budget(vram: Vram, models: dict[str, str]) -> None:
+def test_a_reserve_counts_against_the_budget(cli: Cli, models: dict[str, str]) -> None:
     """What must stay free is missing from the limit."""
     arguments = ("fit", models["q4"], "--budget", "8GB", "-c", "8192", "--device", "RPC0")
-    _, plain = document(vram, *arguments)
-    code, kept = document(vram, *arguments, "--reserve", "1GB")
+    _, plain = document(cli, *arguments)
+    code, kept = document(cli, *arguments, "--reserve", "1GB")
     assert code == 0
     assert kept["verdict"]["spare"] == plain["verdict"]["spare"] - 10**9
 
 
-def test_the_document_adds_up(vram: Vram, models: dict[str, str]) -> None:
+def test_the_document_adds_up(cli: Cli, models: dict[str, str]) -> None:
     """Buckets sum to the totals, entries to the buckets, and the settings are in force."""
-    _, found = document(vram, "estimate", models["moe"], "-c", "8000", "-ncmoe", "10", "-np", "1", "--device", "CUDA0")
+    _, found = document(cli, "estimate", models["moe"], "-c", "8000", "-ncmoe", "10", "-np", "1", "--device", "CUDA0")
     for buckets, total in ((found["buckets"], found["total"]), (found["at_most"], found["total_at_most"])):
         for device, size in total.items():
             assert sum(row.get(device, 0) for row in buckets.values()) == size
@@ -106,7 +104,7 @@ def test_the_document_adds_up(vram: Vram, models: dict[str, str]) -> None:
     assert any("8192" in note["text"] for note in found["notes"] if note["kind"] == "rule")
 
 
-def test_a_pasted_command_line_is_the_same_as_options(vram: Vram, models: dict[str, str]) -> None:
+def test_a_pasted_command_line_is_the_same_as_options(cli: Cli, models: dict[str, str]) -> None:
     """The model may come first, last, as -m, and after the program's name."""
     options = ["-c", "4096", "-ctk", "q8_0", "-ctv", "q8_0", "-fa", "on", "-t", "8", "--device", "RPC0"]
     ways = [
@@ -117,14 +115,14 @@ def test_a_pasted_command_line_is_the_same_as_options(vram: Vram, models: dict[s
     ]
     found = []
     for words in ways:
-        code, out, _ = vram("estimate", "--json", *words)
+        code, out, _ = cli("estimate", "--json", *words)
         assert code == 0
         found.append(json.loads(out))
     assert all(one == found[0] for one in found)
     assert found[0]["command"][-2:] == ["--threads", "8"]
 
 
-def test_names_in_a_file_cannot_command_the_terminal(vram: Vram, tmp_path: Path) -> None:
+def test_names_in_a_file_cannot_command_the_terminal(cli: Cli, tmp_path: Path) -> None:
     """Control characters of other people's text are not printed."""
     import msgspec
 
@@ -132,7 +130,7 @@ def test_names_in_a_file_cannot_command_the_terminal(vram: Vram, tmp_path: Path)
 
     recipe = recipes.llama(tokenizer="none")
     named = msgspec.structs.replace(recipe, metadata={**recipe.metadata, "general.name": "evil\x1b[2J\rname"})
-    code, out, _ = vram("estimate", str(named.write(tmp_path / "m.gguf")))
+    code, out, _ = cli("estimate", str(named.write(tmp_path / "m.gguf")))
     assert code == 0
     assert "\x1b" not in out
     assert "\r" not in out
@@ -173,7 +171,7 @@ def test_names_in_a_file_cannot_command_the_terminal(vram: Vram, tmp_path: Path)
     ],
 )  # fmt: skip
 def test_bad_use_is_one_sentence(
-    vram: Vram, models: dict[str, str], tmp_path: Path, arguments: tuple[str, ...], says: str
+    cli: Cli, models: dict[str, str], tmp_path: Path, arguments: tuple[str, ...], says: str
 ) -> None:
     """Exit code 2, one line on the standard error stream, the same in the document, and no traceback."""
     places = {name: tmp_path / name for name in ("folder", "hf", "shards")}
@@ -200,18 +198,18 @@ def test_bad_use_is_one_sentence(
     (tmp_path / "text.gguf").write_text("hello, this is not a model at all, but it is long enough to be looked at")
     known = {**models, **{name: str(place) for name, place in places.items()}, "text": str(tmp_path / "text.gguf")}
     words = [word.format(**known) for word in arguments]
-    code, out, err = vram(*words)
+    code, out, err = cli(*words)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert says in err
     assert err.startswith(f"vram {arguments[0]}: ")
-    code, out, _ = vram(*words, "--json")
+    code, out, _ = cli(*words, "--json")
     found = json.loads(out)
     assert (code, found["exit"], found["verb"]) == (2, 2, arguments[0])
     assert says in found["error"]
 
 
-def test_a_hugging_face_folder_is_estimated(vram: Vram, tmp_path: Path) -> None:
+def test_a_hugging_face_folder_is_estimated(cli: Cli, tmp_path: Path) -> None:
     """Weights and cache of a model under transformers; what only a run can tell makes the verdict inconclusive."""
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -228,15 +226,15 @@ def test_a_hugging_face_folder_is_estimated(vram: Vram, tmp_path: Path) -> None:
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     arguments = ("estimate", str(tmp_path), "--engine", "transformers", "--max-length", "4096")
-    code, found = document(vram, *arguments)
+    code, found = document(cli, *arguments)
     assert code == 0
     assert found["engine"] == "transformers"
     assert found["buckets"]["kv"]["gpu0"] == 2 * 24 * 8 * 128 * 4096 * 2
-    code, found = document(vram, *arguments, "--budget", "1GB")
+    code, found = document(cli, *arguments, "--budget", "1GB")
     assert (code, found["verdict"]["fits"]) == (1, "no")
 
 
-def test_a_sweep_has_a_row_for_each_value(vram: Vram, models: dict[str, str]) -> None:
+def test_a_sweep_has_a_row_for_each_value(cli: Cli, models: dict[str, str]) -> None:
     """The same figures in the table and in the document."""
     arguments = (
         "sweep",
@@ -252,19 +250,19 @@ def test_a_sweep_has_a_row_for_each_value(vram: Vram, models: dict[str, str]) ->
         "--device",
         "RPC0",
     )
-    code, out, _ = vram(*arguments)
+    code, out, _ = cli(*arguments)
     assert code == 0
     rows = out.splitlines()
     assert rows[0] == "predicted over context, MiB"
     assert rows[2].split()[:2] == ["4096", "512.00"]
     assert rows[3].split()[:2] == ["8192", "1,024.00"]
-    _, found = document(vram, *arguments, schema="sweep.json")
+    _, found = document(cli, *arguments, schema="sweep.json")
     assert [point["buckets"]["kv"]["gpu0"] for point in found["points"]] == [512 * MIB, 1024 * MIB]
     assert [point["verdict"]["fits"] for point in found["points"]] == ["yes", "yes"]
 
 
 def test_without_an_engine_exact_says_where_it_looked(
-    vram: Vram, models: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    cli: Cli, models: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trouble with the engine is exit code 1, in its own words."""
     from pytest_vram.backends import dry_run
@@ -273,14 +271,14 @@ def test_without_an_engine_exact_says_where_it_looked(
         raise BackendError("no llama-server was found for a dry run")
 
     monkeypatch.setattr(dry_run, "exact", none)
-    code, _, err = vram("estimate", models["q4"], "--exact")
+    code, _, err = cli("estimate", models["q4"], "--exact")
     assert code == 1
     assert err == "vram estimate: no llama-server was found for a dry run\n"
 
 
 @pytest.mark.parametrize("verb", entry.PREDICTING)
-def test_help_is_not_taken_for_an_engines_option(vram: Vram, verb: str) -> None:
+def test_help_is_not_taken_for_an_engines_option(cli: Cli, verb: str) -> None:
     """--help prints the verb's own options."""
-    code, out, _ = vram(verb, "--help")
+    code, out, _ = cli(verb, "--help")
     assert code == 0
     assert f"usage: vram {verb} MODEL" in out
