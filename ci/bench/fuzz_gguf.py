@@ -125,7 +125,7 @@ def seeds(folder: Path) -> None:
 
 
 def built(drawn: random.Random) -> bytes:
-    """A whole header of random keys and tensors, one in a hundred of them about as large as a file of 1 MiB can hold."""
+    """A whole header of random keys and tensors, one in a hundred about as large as 1 MiB can hold."""
     from pytest_vram.sizing import ggml
     from pytest_vram.testing.sparse import Planned, Typed, Value, header
 
