@@ -2,7 +2,7 @@
 
 Parameters are counted as publishers count them: embedding and output matrix both (once where they are tied), router
 and shared experts among the active ones, blocks for multi-token prediction left out. Qwen3-30B-A3B comes to 30.5
-billion in all and 3.3 active.
+billion in all and 3.35 active (published as 3.3).
 """
 
 from __future__ import annotations

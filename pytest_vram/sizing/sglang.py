@@ -20,6 +20,8 @@ from pytest_vram.sizing.shape import Layer, ModelShape, Note
 ENGINE = "sglang"
 #: Tokens in the sliding-window pool for each token in the full pool.
 WINDOW_RATIO = 0.8
+#: Bytes of recurrent states for each byte of cache, where their number is not given.
+MAMBA_RATIO = 0.9
 _WIDTHS = {"fp8_e5m2": 1, "fp8_e4m3": 1, "bfloat16": 2, "bf16": 2}
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
@@ -43,6 +45,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_mamba_cache_size: Count | None = None
     page_size: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
     kv_cache_dtype: Literal["auto", "fp8_e5m2", "fp8_e4m3", "bfloat16", "bf16"] = "auto"
+    mamba_full_memory_ratio: Annotated[float, msgspec.Meta(gt=0)] = MAMBA_RATIO
     swa_full_tokens_ratio: Annotated[float, msgspec.Meta(gt=0, le=1)] = WINDOW_RATIO
     disable_hybrid_swa_memory: bool = False
     dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] = "auto"
@@ -54,7 +57,9 @@ def cache_element(kv_cache_dtype: str, element: int) -> int:
     return _WIDTHS.get(kv_cache_dtype, element)
 
 
-def token_bytes(shape: ModelShape, layer: Layer, tp_size: int, element: int) -> tuple[int, int]:
+def token_bytes(
+    shape: ModelShape, layer: Layer, tp_size: int, element: int, kv_cache_dtype: str = "auto"
+) -> tuple[int, int]:
     """Bytes of K and of V that one token takes in one block of the model on one card.
 
     K and V heads are divided over the cards, at least one on each (``get_num_kv_heads``); the latent of MLA is stored
@@ -63,6 +68,10 @@ def token_bytes(shape: ModelShape, layer: Layer, tp_size: int, element: int) -> 
     if not layer.k_row:
         return 0, 0
     if shape.mla is not None:
+        if layer.indexer_row and kv_cache_dtype == "fp8_e4m3":
+            # Sparse attention packs latent, scales and the unquantised rotary part (``calculate_mla_kv_cache_dim``).
+            row = shape.mla.kv_rank + 4 * (shape.mla.kv_rank // 128) + 2 * shape.mla.rope
+            return row + layer.indexer_row + 4 * (layer.indexer_row // 128), 0
         indexer = layer.indexer_row + 4 * -(-layer.indexer_row // 128) if layer.indexer_row else 0
         return layer.k_row * element + indexer, 0
     heads = max(1, layer.kv_heads // tp_size)
@@ -72,7 +81,7 @@ def token_bytes(shape: ModelShape, layer: Layer, tp_size: int, element: int) -> 
 def bytes_per_token(shape: ModelShape, tp_size: int = 1, kv_cache_dtype: str = "auto") -> int:
     """Bytes per token and card over all blocks, as if every one kept it."""
     element = cache_element(kv_cache_dtype, serving.loaded_element(shape, "auto"))
-    return sum(sum(token_bytes(shape, layer, tp_size, element)) for layer in shape.layers)
+    return sum(sum(token_bytes(shape, layer, tp_size, element, kv_cache_dtype)) for layer in shape.layers)
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +115,7 @@ def pool(shape: ModelShape, given: Options, layers: tuple[Layer, ...]) -> Pool:
     k = v = 0.0
     for layer in layers:
         weight = given.swa_full_tokens_ratio if layer.window and mixed and not given.disable_hybrid_swa_memory else 1.0
-        one, two = token_bytes(shape, layer, given.tp_size, element)
+        one, two = token_bytes(shape, layer, given.tp_size, element, given.kv_cache_dtype)
         k, v = k + weight * one, v + weight * two
     return Pool(k=round(k), v=round(v), page=given.page_size)
 
@@ -125,8 +134,8 @@ def predict(shape: ModelShape, **options: object) -> Estimate:
     """Weights and cache on every card.
 
     With ``max_total_tokens`` the cache is that (less where the share does not hold it). With ``mem_fraction_static``
-    and ``device_memory`` it is what the share leaves beside the weights. Otherwise one request of full length is
-    counted, and a note says that SGLang will take its share.
+    and ``device_memory`` it is a range from one request of full length to what the share leaves beside the weights.
+    Otherwise one request of full length is counted, and a note says that SGLang will take its share.
 
     :raises BadInput: an option that is not known, or a combination that SGLang refuses.
     """
@@ -149,7 +158,7 @@ def predict(shape: ModelShape, **options: object) -> Estimate:
         for rank in range(given.tp_size):
             label = f"gpu{stage * given.tp_size + rank}"
             loaded = sum(entry.bytes for entry in entries if entry.device == label)
-            entries.extend(_cache(shape, here, given, layers, label, length, loaded, element, notes))
+            entries.extend(_cache(here, given, layers, label, length, loaded, element, notes))
     facts = moe.facts(shape)
     settled = tuple(entry for entry in entries if entry.bytes or entry.at_most)
     return Estimate(
@@ -167,7 +176,6 @@ def predict(shape: ModelShape, **options: object) -> Estimate:
 
 
 def _cache(
-    shape: ModelShape,
     here: Pool,
     given: Options,
     layers: tuple[Layer, ...],
@@ -177,34 +185,56 @@ def _cache(
     element: int,
     notes: list[Note],
 ) -> list[Entry]:
-    """The cache and the recurrent states of one card."""
-    entries: list[Entry] = []
+    """The cache and the recurrent states of one card (``profile_max_num_token``, ``handle_max_mamba_cache``).
+
+    What is left beside the weights also holds the CUDA context, which is not known: tokens are then at most these.
+    """
     state = sum(layer.state_r * element + layer.state_s * 4 for layer in layers) // given.tp_size
-    kept = (given.max_mamba_cache_size or 0) * state
-    if state and kept:
-        detail = f"{given.max_mamba_cache_size} states"
-        entries.append(Entry(bucket="recurrent", device=label, bytes=kept, source="estimate", detail=detail))
+    left: int | None = None
+    if given.mem_fraction_static is not None and given.device_memory is not None:
+        left = max(int(given.device_memory * given.mem_fraction_static) - loaded, 0)
+    entries: list[Entry] = []
+    if state:
+        count, most = given.max_mamba_cache_size or 0, None
+        if not count and left is not None:
+            ratio = given.mamba_full_memory_ratio
+            most = int(left * ratio / (1 + ratio)) // state
+        kept = (count if most is None else most) * state
+        left = None if left is None else max(left - kept, 0)
+        if kept:
+            entries.append(
+                Entry(
+                    bucket="recurrent",
+                    device=label,
+                    bytes=kept if most is None else 0,
+                    at_most=None if most is None else kept,
+                    source="estimate",
+                    detail=f"{count or most} states",
+                )
+            )
     if not here.k + here.v:
         return entries
-    tokens = length
-    if given.mem_fraction_static is not None and given.device_memory is not None:
-        left = int(given.device_memory * given.mem_fraction_static) - loaded - kept
-        tokens = here.tokens(left)
-        if tokens < length:
+    tokens, at_most = given.max_total_tokens or length, None
+    if left is not None:
+        most_tokens = here.tokens(left)
+        if most_tokens < length:
             notes.append(
                 Note(
                     kind="warning",
                     bucket="kv",
-                    text=f"on {label} {max(tokens, 0)} tokens are left for the cache, fewer than one request of "
+                    text=f"on {label} at most {most_tokens} tokens are left for the cache, fewer than one request of "
                     f"{length}: raise mem_fraction_static or shorten context_length.",
                 )
             )
-        if given.max_total_tokens is not None:
-            tokens = min(tokens, given.max_total_tokens)
-    elif given.max_total_tokens is not None:
-        tokens = given.max_total_tokens
-    detail = f"{tokens} tokens"
-    entries.append(Entry(bucket="kv", device=label, bytes=here.size(tokens), source="estimate", detail=detail))
+        if given.max_total_tokens is None or given.max_total_tokens > most_tokens:
+            tokens, at_most = min(length, most_tokens), here.size(most_tokens)
+            detail = f"at most {most_tokens} tokens"
+        else:
+            detail = f"{tokens} tokens"
+    else:
+        detail = f"{tokens} tokens"
+    size = here.size(tokens)
+    entries.append(Entry(bucket="kv", device=label, bytes=size, at_most=at_most, source="estimate", detail=detail))
     return entries
 
 
@@ -226,7 +256,11 @@ def _notes(shape: ModelShape, given: Options, length: int) -> list[Note]:
             "request of full length: give mem_fraction_static and device_memory, or max_total_tokens."
         )
         notes.append(Note(kind="rule", bucket="kv", text=text))
-    if any(layer.recurrent for layer in shape.layers) and given.max_mamba_cache_size is None:
+    if (
+        any(layer.recurrent for layer in shape.layers)
+        and given.max_mamba_cache_size is None
+        and not (given.mem_fraction_static and given.device_memory)
+    ):
         text = "how many recurrent states sglang keeps is decided at start: give max_mamba_cache_size."
         notes.append(Note(kind="unknown", bucket="recurrent", text=text))
     if shape.mla is not None and given.tp_size > 1:
