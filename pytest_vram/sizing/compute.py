@@ -14,7 +14,7 @@ from pytest_vram.sizing import compute_mixers as mixers
 from pytest_vram.sizing import compute_recurrent as recurrent
 from pytest_vram.sizing.compute_devices import backends, flash_attention
 from pytest_vram.sizing.compute_graph import Skeleton
-from pytest_vram.sizing.compute_replay import Node, replay
+from pytest_vram.sizing.compute_replay import Backend, Node, replay
 from pytest_vram.sizing.options import CURRENT, Cells, Era, LlamaOptions, Placement, cells
 from pytest_vram.sizing.placement import used_devices
 from pytest_vram.sizing.shape import ModelShape
@@ -35,24 +35,54 @@ def compute_buffers(
         that before it divides the graph (``ggml-backend.cpp``, ``ggml_backend_sched_reserve_size``).
     """
     laid = cells(options, shape.context, causal=shape.causal)
-    graph = build(shape, options, placement, era, laid, pinned=not dry_run)
     devices = backends(options, era)
-    sizes = replay(graph.graph, devices, op_offload=options.op_offload, pipeline=_pipeline(options, placement))
+    graph, sizes = _sizes(shape, options, placement, era, laid, devices, pinned=not dry_run)
+    most = sizes
+    if any(device.limit < size for device, size in zip(devices, sizes, strict=True)):
+        whole = [device.without_limit() for device in devices]
+        _, most = _sizes(shape, options, placement, era, laid, whole, pinned=not dry_run)
     entries = [
-        Entry(bucket="compute", device=device.label, bytes=size, source="estimate", detail=_detail(graph))
-        for device, size in zip(devices, sizes, strict=True)
+        Entry(
+            bucket="compute",
+            device=device.label,
+            bytes=min(size, other),
+            at_most=max(size, other) if size != other else None,
+            source="estimate",
+            detail=_detail(graph),
+        )
+        for device, size, other in zip(devices, sizes, most, strict=True)
         if size
     ]
     entries.append(
         Entry(
             bucket="compute",
             device="host",
-            bytes=output_buffer(shape, options, laid, era),
+            bytes=output_buffer(shape, options, laid),
             source="estimate",
             detail="output buffer",
         )
     )
     return entries
+
+
+def _sizes(
+    shape: ModelShape,
+    options: LlamaOptions,
+    placement: Placement,
+    era: Era,
+    laid: Cells,
+    devices: Sequence[Backend],
+    *,
+    pinned: bool,
+) -> tuple[Skeleton, list[int]]:
+    """The graph, and bytes of each device's buffer.
+
+    Vulkan cuts what is over 1 GiB into pieces. Which piece a result goes to hangs on the order of steps that are
+    almost of one size, so beyond that size the answer is the range between one piece and many.
+    """
+    graph = build(shape, options, placement, era, laid, pinned=pinned)
+    pipeline = _pipeline(options, placement)
+    return graph, replay(graph.graph, devices, op_offload=options.op_offload, pipeline=pipeline)
 
 
 def _detail(graph: Skeleton) -> str:
@@ -107,9 +137,8 @@ def outputs(shape: ModelShape, options: LlamaOptions, era: Era, laid: Cells, tok
     return min(tokens, laid.batch, laid.slots * (1 + drafted))
 
 
-def output_buffer(shape: ModelShape, options: LlamaOptions, laid: Cells, era: Era) -> int:
+def output_buffer(shape: ModelShape, options: LlamaOptions, laid: Cells) -> int:
     """Where results are copied for the caller (``llama-context.cpp``, ``output_reserve``): logits, and embeddings."""
-    del era
     floats = shape.vocabulary
     if options.embeddings or options.reranking or shape.encoder:
         floats += shape.embedding
@@ -160,7 +189,10 @@ def _block(graph: Skeleton, index: int, node: Node, *, last: bool) -> Node:
         if graph.has(index, "attn_norm.weight") or not graph.shape.tensors
         else node
     )
-    if not layer.heads and not layer.recurrent and not graph.has(index, "ffn_norm.weight"):
+    alone = (
+        graph.shape.tensors and not graph.has(index, "attn_output.weight") and not graph.has(index, "ffn_norm.weight")
+    )
+    if alone and not layer.recurrent:
         return _only_feed_forward(graph, index, node, normed, last=last)
     cur = _mixer(graph, index, normed)
     if last:
@@ -202,7 +234,11 @@ def _mixer(graph: Skeleton, index: int, node: Node) -> Node:
             return node
         if not layer.kv_heads:  # DeciLM's linear blocks
             return graph.linear(index, "attn_output", node, graph.shape.embedding, graph.shape.embedding)
-        return graph.attention(index, node) if shape.mla is None else mixers.latent_attention(graph, index, node, shape.mla)
+        return (
+            graph.attention(index, node)
+            if shape.mla is None
+            else mixers.latent_attention(graph, index, node, shape.mla)
+        )
     kind = mixer_kind(shape)
     if shape.ssm is None or kind not in MIXERS:
         return node

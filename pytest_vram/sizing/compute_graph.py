@@ -93,8 +93,14 @@ class Skeleton:
             label = self.placement.tensors[index] if self.placement.tensors else self.placement.layers[layer]
             node = self._weight(tensor.type, tensor.dims, tensor.bytes, label, full)
         elif node is None and sizes and not self._tensors:
-            node = self._weight(F16, sizes, 2 * math.prod(sizes), self.placement.layers[layer], full)
+            node = self._imagined(layer, name, sizes)
         return node
+
+    def _imagined(self, layer: int, name: str, sizes: Sequence[int]) -> Node:
+        """A tensor that is only known by its sizes: f16, experts on the host where their block's are."""
+        moved = "_exps." in name and layer in self.placement.experts_on_host
+        label = "host" if moved else self.placement.layers[layer]
+        return self._weight(F16, sizes, 2 * math.prod(sizes), label, f"blk.{layer}.{name}")
 
     def _weight(self, type: str, dims: Sequence[int], size: int, label: str, name: str) -> Node:
         node = Node("none", type, _dims(dims), size, place=self.place(label), weight=True, name=name)
@@ -104,9 +110,7 @@ class Skeleton:
     def need(self, layer: int, name: str, *sizes: int) -> Node:
         """Like :meth:`weight`, made up from ``sizes`` where the file names it otherwise."""
         node = self.weight(layer, name, *sizes)
-        if node is None:
-            node = self._weight(F16, sizes, 2 * math.prod(sizes), self.placement.layers[layer], f"blk.{layer}.{name}")
-        return node
+        return self._imagined(layer, name, sizes) if node is None else node
 
     def top(self, name: str, label: str, *sizes: int) -> Node:
         """A tensor outside of the blocks, on the device ``label``."""
@@ -313,14 +317,14 @@ class Skeleton:
 
     def cache(self, index: int, which: str, row: int, cached: int) -> Node:
         """K or V of one block."""
-        type = self.options.cache_type_k if which == "K" else self.options.cache_type_v
+        kind = self.options.cache_type_k if which == "K" else self.options.cache_type_v
         label = self.placement.layers[index] if self.options.kv_offload else "host"
         streams = self.cells.streams
         return self.held(
             f"{which} {index}",
-            type,
+            kind,
             (row, cached, streams),
-            row_bytes(type, row) * cached * streams,
+            row_bytes(kind, row) * cached * streams,
             label,
         )
 
@@ -341,8 +345,7 @@ class Skeleton:
             target = cache if self.cells.streams == 1 else self.view(cache, cache.dims[0], math.prod(cache.dims[1:]))
             which = "V" if cache.name.startswith("V") else "K"
             indices = self.input(f"{where}{which} cells", I64, self.tokens)
-        result = Node("set_rows", cache.type, target.dims, cache.size, (flat, indices, target), root=cache)
-        return result
+        return Node("set_rows", cache.type, target.dims, cache.size, (flat, indices, target), root=cache)
 
     def attend(
         self,

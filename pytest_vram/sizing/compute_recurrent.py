@@ -18,14 +18,23 @@ def gated_delta(graph: Skeleton, index: int, node: Node, ssm: Ssm) -> Node:
     beta, gate = _gates(graph, index, node, value_heads)
     held = graph.view(states(graph, index, "conv", (ssm.conv - 1) * channels), ssm.conv - 1, channels, sequences)
     window = graph.step(
-        "concat", (ssm.conv - 1 + each, channels, sequences), held, graph.view(mixed, each, channels, sequences, packed=False)
+        "concat",
+        (ssm.conv - 1 + each, channels, sequences),
+        held,
+        graph.view(mixed, each, channels, sequences, packed=False),
     )
     keep(graph, index, "conv", graph.view(window, ssm.conv - 1, channels, sequences, packed=False))
-    state = graph.view(states(graph, index, "state", graph.shape.layers[index].state_s), head_v, head_v, value_heads, sequences)
+    state = graph.view(
+        states(graph, index, "state", graph.shape.layers[index].state_s), head_v, head_v, value_heads, sequences
+    )
     kernel = graph.need(index, "ssm_conv1d.weight", ssm.conv, channels)
     spread = graph.same("unary", graph.step("ssm_conv", (channels, each, sequences), window, kernel))
     q, k = (
-        graph.step("l2_norm", (head_k, key_heads, each, sequences), graph.view(spread, head_k, key_heads, each, sequences, packed=False))
+        graph.step(
+            "l2_norm",
+            (head_k, key_heads, each, sequences),
+            graph.view(spread, head_k, key_heads, each, sequences, packed=False),
+        )
         for _ in range(2)
     )
     v = graph.view(spread, head_v, value_heads, each, sequences, packed=False)
@@ -33,7 +42,9 @@ def gated_delta(graph: Skeleton, index: int, node: Node, ssm: Ssm) -> Node:
         factor = value_heads // key_heads
         q, k = (
             graph.view(
-                graph.step("repeat", (head_k, factor, key_heads, tokens), graph.view(one, head_k, 1, key_heads, tokens)),
+                graph.step(
+                    "repeat", (head_k, factor, key_heads, tokens), graph.view(one, head_k, 1, key_heads, tokens)
+                ),
                 head_k,
                 value_heads,
                 each,
@@ -66,7 +77,11 @@ def _queries(graph: Skeleton, index: int, node: Node, ssm: Ssm) -> tuple[Node, N
     z = graph.view(packed, values, key_heads, each, sequences, packed=False)
     z = graph.step("cont", z.dims, z)
     flat = [
-        graph.step("cont", (size * key_heads, each, sequences), graph.view(packed, size, key_heads, each, sequences, packed=False))
+        graph.step(
+            "cont",
+            (size * key_heads, each, sequences),
+            graph.view(packed, size, key_heads, each, sequences, packed=False),
+        )
         for size in (ssm.state, ssm.state, values)
     ]
     both = graph.step("concat", (2 * ssm.state * key_heads, each, sequences), flat[0], flat[1])
@@ -117,7 +132,12 @@ class Rwkv7:
 
     def block(self, index: int, node: Node, *, last: bool) -> Node:
         graph = self.graph
-        layer, width, tokens, sequences = graph.shape.layers[index], graph.shape.embedding, graph.tokens, graph.cells.slots
+        layer, width, tokens, sequences = (
+            graph.shape.layers[index],
+            graph.shape.embedding,
+            graph.tokens,
+            graph.cells.slots,
+        )
         each = tokens // sequences
         node = graph.view(node, width, each, sequences)
         shift = graph.view(states(graph, index, "conv", layer.state_r), width, 2, sequences)
@@ -182,7 +202,9 @@ class Rwkv7:
             self.first = value
         else:
             difference = graph.same("sub", self.first, value)
-            low = graph.same("add", self._low_rank(index, "v", v, inner=False), self._weight(index, "time_mix_v0", width))
+            low = graph.same(
+                "add", self._low_rank(index, "v", v, inner=False), self._weight(index, "time_mix_v0", width)
+            )
             value = graph.same("add", value, graph.same("mul", difference, graph.same("unary", low)))
         gate = self._low_rank(index, "g", rest[0], inner=True) if gated else None
         rate = graph.same("add", self._low_rank(index, "a", a, inner=False), self._weight(index, "time_mix_a0", width))
@@ -210,7 +232,9 @@ class Rwkv7:
             cur = graph.view(cur, width, tokens)
         bonus = self._weight(index, "time_mix_r_k", width)
         summed = graph.step(
-            "sum_rows", (1, heads[1], tokens), graph.same("mul", graph.same("mul", key, receptance), graph.view(bonus, *heads[:2]))
+            "sum_rows",
+            (1, heads[1], tokens),
+            graph.same("mul", graph.same("mul", key, receptance), graph.view(bonus, *heads[:2])),
         )
         cur = graph.same("add", cur, graph.view(graph.same("mul", value, summed), width, tokens))
         if gate is not None:

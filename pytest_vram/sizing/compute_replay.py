@@ -139,6 +139,18 @@ class Backend:
         self.alignment, self.limit, self.offload_rows = alignment, limit, offload_rows
         self.extra, self.reorder = extra, reorder
 
+    def without_limit(self) -> Backend:
+        """The same with a buffer in one piece."""
+        return Backend(
+            self.label,
+            self.kind,
+            supports=self.supports,
+            alignment=self.alignment,
+            offload_rows=self.offload_rows,
+            extra=self.extra,
+            reorder=self.reorder,
+        )
+
 
 class Graph:
     """Steps in the order in which llama.cpp lists them: parents before children, left before right."""

@@ -7,6 +7,7 @@ import gzip
 from pathlib import Path
 
 from pytest_vram.sizing import ggml
+from pytest_vram.sizing.compute import compute_buffers
 from pytest_vram.sizing.options import Device, LlamaOptions, Placement
 from pytest_vram.sizing.shape import Layer, Mla, ModelShape, Ssm, Tensor
 
@@ -34,8 +35,7 @@ class Files:
         self.labels: list[str] = []
 
     def add(self, label: str, name: str, *dims: int, type: str = "") -> None:
-        type = type or ("f32" if len(dims) == 1 else self.matrix)
-        known = ggml.BY_NAME[type]
+        known = ggml.BY_NAME[type or ("f32" if len(dims) == 1 else self.matrix)]
         if dims[0] % known.block:
             known = ggml.BY_NAME["q8_0" if dims[0] % 32 == 0 else "f16"]
         count = 1
@@ -198,3 +198,18 @@ def options(row: Row, kind: str) -> LlamaOptions:
         swa_full=row["swafull"] == "1",
         devices=(Device(label="gpu0", kind=kind),),  # type: ignore[arg-type]
     )
+
+
+def errors(row: Row, kind: str, columns: str) -> tuple[float, float]:
+    """Relative errors of the prediction on the device and on the host; the farther end of a range counts."""
+    shape, placement = shape_and_placement(row)
+    found = {"gpu": 0.0, "host": 0.0}
+    for entry in compute_buffers(shape, options(row, kind), placement, dry_run=True):
+        if entry.detail == "output buffer":
+            continue
+        side = "host" if entry.device == "host" else "gpu"
+        truth = float(row[f"{columns}_{side}"]) * MIB
+        ends = entry.bytes, entry.bytes if entry.at_most is None else entry.at_most
+        # Printed to 0.01 MiB, which is all that a tiny buffer has.
+        found[side] = max(0.0, *(abs(end - truth) - 0.005 * MIB for end in ends)) / (truth or 1.0)
+    return found["gpu"], found["host"]
