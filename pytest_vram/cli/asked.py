@@ -12,6 +12,7 @@ import msgspec
 
 from pytest_vram.backends import dry_run, flags
 from pytest_vram.errors import BackendError, BadInput, BadSize
+from pytest_vram.ledger import BUCKETS, Bucket, Entry
 from pytest_vram.report.predictions import Compared, Exact
 from pytest_vram.settings import parse_budget
 from pytest_vram.sizing import engine_options, eras, estimating, llama_cpp, llama_options
@@ -178,6 +179,18 @@ def by_dry_run(shape: ModelShape, given: Given, options: dict[str, Any]) -> tupl
     ]
     exact = Exact(binary=dry.binary, argv=list(dry.argv), seconds=dry.seconds, fits=dry.fits, compared=compared)
     return joined, exact
+
+
+def narrowed(estimate: Estimate, exact: Exact) -> Estimate:
+    """An estimate by dry run whose figures, printed in whole MiB, are narrowed by the rules where both agree."""
+    held = [entry for entry in estimate.entries if entry.source != dry_run.SOURCE or entry.bucket not in dry_run.GROUPS]
+    for one in exact.compared:
+        low, high = one.engine_low, one.engine_high
+        if one.agree:
+            low, high = max(low, one.rule), min(high, one.rule_at_most)
+        bucket: Bucket = next(bucket for bucket in BUCKETS if bucket == one.group)
+        held.append(Entry(bucket=bucket, device=one.device, bytes=low, at_most=high, source=dry_run.SOURCE))
+    return msgspec.structs.replace(estimate, entries=tuple(held))
 
 
 def _devices(dry: dry_run.DryRun) -> tuple[Device, ...]:

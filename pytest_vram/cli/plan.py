@@ -80,7 +80,8 @@ def confirm(plan: Plan, shape: ModelShape, budget: Limits, wishes: Wishes, kept:
     :raises BackendError: no engine here, or it has no figures.
     """
     options: dict[str, Any] = asking.as_mapping(plan.options, kept)
-    made, _ = asking.by_dry_run(shape, llama_options.read(options), options)
+    printed, exact = asking.by_dry_run(shape, llama_options.read(options), options)
+    made = asking.narrowed(printed, exact)
     if plan.layers_on_gpu and set(made.total()) == {HOST}:
         raise BadInput(
             "--exact needs a device for the plan's layers, and llama-server found none on this machine: leave --exact"
