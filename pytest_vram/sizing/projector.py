@@ -2,8 +2,8 @@
 
 Sources: ``tools/mtmd/clip.cpp`` (all tensors in one buffer on the first GPU, or on the host with
 ``--no-mmproj-offload``; the size of the image that is tried at start, by kind of projector; the buffer grows when a
-larger image comes). The compute range follows from the stages of a vision transformer, attention with and without
-flash attention; no GPU confirmed it.
+larger image comes). The compute range is that of a plain vision transformer; real boots on the CPU confirmed its lower
+end, no GPU did.
 """
 
 from __future__ import annotations
@@ -74,10 +74,17 @@ def projector(path: Path, options: LlamaOptions) -> tuple[list[Entry], list[Note
         notes.append(Note(kind="unknown", bucket="projector", text=text))
     patches = image_patches(read.metadata, options.image_max_tokens)
     if patches:
-        low, high = compute(read.metadata, patches)
+        low, high = compute(read.metadata, patches, flash=options.flash_attn != "off")
         detail = f"image encoder at {patches} patches"
         entries.append(
-            Entry(bucket="projector", device=label, bytes=low, at_most=high, source="estimate", detail=detail)
+            Entry(
+                bucket="projector",
+                device=label,
+                bytes=low,
+                at_most=high if high > low else None,
+                source="estimate",
+                detail=detail,
+            )
         )
         text = (
             f"the image encoder's buffer is a range for the image of {patches} patches that llama.cpp tries at start; "
@@ -117,15 +124,19 @@ def image_patches(metadata: Mapping[str, object], most_tokens: int | None = None
     return (side * merge) ** 2
 
 
-def compute(metadata: Mapping[str, object], patches: int) -> tuple[int, int]:
+def compute(metadata: Mapping[str, object], patches: int, *, flash: bool) -> tuple[int, int]:
     """Least and most bytes of the encoder's compute buffer, all in f32: its largest stage, not their sum.
 
-    Least: the residual, a normalised copy and a hidden layer of the feed-forward. Most: the residual, a copy, Q, K, V
-    and their rearranged copies, with the whole matrix of scores, or a feed-forward with a gate.
+    Real boots of Gemma 3's encoder on the CPU printed, exactly: with flash attention five rows of the width, or three
+    and a hidden layer; without, six rows and the whole matrix of scores. Whether a GPU has flash attention for the
+    encoder's head size is not known here, so the upper end is without it, and with a gate in the feed-forward.
+
+    :param flash: whether flash attention is allowed.
     """
     width = _number(metadata, "clip.vision.embedding_length")
     hidden = _number(metadata, "clip.vision.feed_forward_length", 4 * width)
     heads = _number(metadata, "clip.vision.attention.head_count", 1)
     row = _FLOAT * patches
-    attention = row * (8 * width + heads * patches)
-    return row * (2 * width + hidden), max(attention, row * (3 * width + 3 * hidden))
+    whole = 6 * width + heads * patches
+    least = max(5 * width if flash else whole, 3 * width + hidden)
+    return row * least, row * max(whole, 3 * width + 2 * hidden)

@@ -265,13 +265,22 @@ def predicted(shape: ModelShape, options: LlamaOptions, era: Era = CURRENT) -> l
 
 
 def booted(
-    executable: Path, model: Path, one: Draw, endpoints: Sequence[str], *, until: tuple[bytes, int] = LAST
+    executable: Path,
+    model: Path,
+    one: Draw,
+    endpoints: Sequence[str],
+    *,
+    until: tuple[bytes, int] = LAST,
+    warm: bool = False,
 ) -> bootlog.Boot:
     """What a real boot prints, ended at a line that says that all buffers are allocated, before anything is computed.
 
-    :param until: what that line has in it, and the how manieth such line it is.
+    :param until: what that line has in it, and the how manieth such line it is. :param warm: let it warm up, which is
+        when it allocates an image encoder's buffer.
     """
-    command = [str(executable), "-m", str(model), "--port", "0", "--no-warmup", "-lv", "5", "--fit", "off"]
+    command = [str(executable), "-m", str(model), "--port", "0", "-lv", "5", "--fit", "off"]
+    if not warm:
+        command.append("--no-warmup")
     if one.gpus:
         # Before the overrides, which may name its buffers.
         command += ["--rpc", ",".join(endpoints[: one.gpus])]

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_vram.ledger import Entry
-from pytest_vram.sizing import draft, ggml, gguf, gguf_shape, lora, placement
+from pytest_vram.sizing import draft, ggml, gguf, gguf_shape, lora, placement, projector
 from pytest_vram.sizing.options import Device, Draft, Era, LlamaOptions
 from pytest_vram.testing import attention_recipes, hybrid_recipes, recipes
 from pytest_vram.testing.recipes import Recipe
@@ -162,6 +162,57 @@ def test_a_draft_model_is_a_second_context(executable: Path, gpus: boots.Gpus, f
     boot = boots.booted(executable, model, one, gpus.endpoints(), until=(b"graph nodes", 2))
     printed = [entry for entry in boot.entries if entry.bucket == "draft" and "compute" not in entry.detail]
     assert close([entry for entry in said if not entry.detail.startswith("compute")], printed)
+
+
+@pytest.mark.parametrize("flash", ["on", "off"])
+def test_a_projector_is_within_its_range(flash: Any, executable: Path, gpus: boots.Gpus, folder: Path) -> None:
+    """An image encoder's buffer is at its lower end on the CPU, which has flash attention for all head sizes; without
+    flash attention it is no range."""
+    images = image_encoder(folder / "mmproj.gguf", width=256, hidden=1024, heads=4, side=32)
+    model = recipes.gemma("gemma3").write(folder / "gemma3.gguf")
+    words = f"--ctx-size 512 --parallel 1 --flash-attn {flash} --mmproj {images} --no-mmproj-offload"
+    one = given_as(recipes.llama(), 0, words, ctx_size=512, parallel=1, flash_attn=flash)
+    said, notes = projector.projector(images, one.options)
+    boot = boots.booted(executable, model, one, [], until=(b"compute buffer size", 2), warm=True)
+    printed = [entry for entry in boot.entries if entry.bucket == "projector" and "compute" in entry.detail]
+    assert close(said[1:], printed)
+    assert (said[1].at_most is None) == (flash == "off")
+    assert {note.kind for note in notes} == {"rule"}
+
+
+def image_encoder(path: Path, *, width: int, hidden: int, heads: int, side: int) -> Path:
+    """Gemma 3's image encoder with three blocks."""
+    patch, blocks = 14, [f"v.blk.{block}." for block in range(3)]
+    matrices = {"v.patch_embd": (patch, patch, 3, width), "mm.input_projection": (256, width)}
+    matrices |= {f"{block}attn_{part}": (width, width) for block in blocks for part in ("q", "k", "v", "out")}
+    matrices |= {f"{block}ffn_up": (width, hidden) for block in blocks}
+    matrices |= {f"{block}ffn_down": (hidden, width) for block in blocks}
+    vectors = ["v.post_ln.weight", "v.post_ln.bias", "mm.soft_emb_norm.weight", "v.patch_embd.bias"]
+    for block in blocks:
+        vectors += [f"{block}{norm}.{part}" for norm in ("ln1", "ln2") for part in ("weight", "bias")]
+        vectors += [f"{block}{part}.bias" for part in ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_down")]
+    tensors = [Planned(f"{name}.weight", dims, "f16") for name, dims in matrices.items()]
+    tensors += [Planned(name, (width,), "f32") for name in vectors]
+    tensors += [Planned(f"{block}ffn_up.bias", (hidden,), "f32") for block in blocks]
+    tensors += [Planned("v.position_embd.weight", (width, side * side), "f32")]
+    about: dict[str, Value] = {
+        "general.architecture": "clip",
+        "general.type": "mmproj",
+        "clip.has_vision_encoder": True,
+        "clip.projector_type": "gemma3",
+        "clip.use_gelu": True,
+        "clip.vision.image_size": side * patch,
+        "clip.vision.patch_size": patch,
+        "clip.vision.embedding_length": width,
+        "clip.vision.feed_forward_length": hidden,
+        "clip.vision.block_count": len(blocks),
+        "clip.vision.attention.head_count": heads,
+        "clip.vision.attention.layer_norm_epsilon": 1e-6,
+        "clip.vision.projection_dim": 256,
+        "clip.vision.image_mean": [0.5, 0.5, 0.5],
+        "clip.vision.image_std": [0.5, 0.5, 0.5],
+    }
+    return write_sparse(path, about, tensors)[0]
 
 
 @pytest.mark.parametrize("asked", [None, Draft(kind="draft-mtp")])
