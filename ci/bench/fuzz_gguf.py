@@ -115,7 +115,7 @@ def seeds(folder: Path) -> None:
             (folder / f"seed-{number}-{version}").write_bytes(start)
     types: tuple[NumberType, ...] = ("u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64")
     values: dict[str, Any] = {f"k.{code}": Typed(1, code) for code in types}
-    values |= {"f": 1.5, "d": Typed(1.5, "f64"), "b": True, "s": "text", "ss": ["a" * n for n in range(80)]}
+    values |= {"f": 1.5, "d": Typed(1.5, "f64"), "b": True, "s": "text", "ss": ["a" * (n % 30) for n in range(600)]}
     values |= {"ai": [1, 2, 3], "af": [0.5, 1.5], "ab": [True, False], "general.alignment": 64}
     values |= {"split.count": Typed(2, "u16"), "split.no": Typed(0, "u16")}
     small = [Planned(f"t{index}", (32, index + 1), type_) for index, type_ in enumerate(("f32", "q8_0", "i8", "q4_0"))]
@@ -138,7 +138,7 @@ def built(drawn: random.Random) -> bytes:
         lambda: drawn.random() < 0.5,
         drawn.random,
         lambda: "x" * drawn.randrange(200),
-        lambda: ["y" * drawn.randrange(70) for _ in range(drawn.randrange(100))],
+        lambda: ["y" * drawn.randrange(99) for _ in range(drawn.choice((9, 99, 600)))],
         lambda: [drawn.randrange(99) for _ in range(drawn.randrange(9))],
         lambda: Typed(tuple(drawn.randrange(256) for _ in range(drawn.randrange(9))), "u8"),
     ]
@@ -186,7 +186,7 @@ def fuzz(folder: Path, runs: int) -> None:
 
     def mutate(data: bytes, most: int, seed: int) -> bytes:
         drawn = random.Random(seed)
-        if drawn.random() < 0.9:
+        if drawn.random() < 0.97:
             mutated: bytes = atheris.Mutate(data, min(most, LONGEST_MUTATED))
             return mutated
         return damaged(built(drawn), drawn)[:most]

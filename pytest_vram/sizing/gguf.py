@@ -282,7 +282,7 @@ class _Cursor:
         """Go past an array of texts.
 
         Each length says where the next one is, so that every one must be looked at: a vocabulary has 262 144, its
-        merges twice that. Most are short, and for these a regular expression takes the steps, 32 at a time, each of
+        merges twice that. Most are short, and for these a regular expression takes the steps, 256 at a time, each of
         them exactly as the slow way would; a block with a longer text in it goes the slow way.
         """
         if count > (self.size - self.at) // 8:
@@ -311,16 +311,16 @@ class _Cursor:
         self.at = at
 
 
-_BLOCK = 32
+_BLOCK = 256
 
 
 @cache
 def _short_strings() -> re.Pattern[bytes]:
-    """Matches 32 texts of up to 48 bytes, each a little-endian length of 8 bytes and as many bytes of anything.
+    """Matches 256 texts of up to 96 bytes, each a little-endian length of 8 bytes and as many bytes of anything.
 
     One way only can match, and the repetition is possessive: it never goes back. Frequent lengths come first.
     """
-    lengths = [6, 7, 5, 8, 0, 9, 10, 4, 11, 12, 3, 13, 14, 2, *range(15, 49), 1]
+    lengths = [9, 8, 10, 7, 11, 6, 12, 13, 5, 14, 4, 3, 0, 2, *range(15, 97), 1]
     texts = (b"\\x%02x\\0\\0\\0\\0\\0\\0\\0.{%d}" % (length, length) for length in lengths)
     return re.compile(b"(?s:" + b"|".join(texts) + b"){%d}+" % _BLOCK)
 
