@@ -7,10 +7,8 @@ from pathlib import Path
 
 from pytest_vram.backends import store
 from pytest_vram.errors import BadSpec, ModelNotFound
+from pytest_vram.sizing.gguf import MAGIC, SPLIT_NAME, looks_like
 from pytest_vram.spec import BackendSpec
-
-MAGIC = b"GGUF"
-_SPLIT = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
 
 
 def resolve(spec: BackendSpec) -> Path:
@@ -27,7 +25,7 @@ def resolve(spec: BackendSpec) -> Path:
     path = Path(spec.model).expanduser()
     if not path.is_absolute():
         path = Path(spec.base) / path
-    split = _SPLIT.fullmatch(path.name)
+    split = SPLIT_NAME.fullmatch(path.name)
     if split is not None:
         _check_parts(path, split, where)
     check(path, f"model of {where}")
@@ -52,10 +50,7 @@ def check(path: Path, what: str) -> None:
     if not start:
         raise ModelNotFound(f"{path} ({what}) is empty: a download may have been cut short")
     if start[:4] != MAGIC:
-        raise ModelNotFound(
-            f"{path} ({what}) is not a GGUF file: it starts with {_shown(start)}{_guess(start)};"
-            " llama.cpp runs GGUF files only"
-        )
+        raise ModelNotFound(f"{path} ({what}) is not a GGUF file: {looks_like(start)}; llama.cpp runs GGUF files only")
 
 
 def _demo(name: str, where: str) -> Path:
@@ -78,22 +73,3 @@ def _check_parts(path: Path, split: re.Match[str], where: str) -> None:
     for part in range(2, count + 1):
         other = path.with_name(f"{split['stem']}-{part:05d}-of-{split['parts']}.gguf")
         check(other, f"part {part} of {count} of the model of {where}")
-
-
-def _shown(start: bytes) -> str:
-    head = start[:8]
-    return repr(head.decode("ascii")) if head.isascii() and head.decode("ascii").isprintable() else head.hex(" ")
-
-
-def _guess(start: bytes) -> str:
-    if start.startswith(b"version "):
-        return " (a Git LFS pointer: run `git lfs pull`)"
-    if start.startswith(b"PK"):
-        return " (a zip archive, such as a torch checkpoint)"
-    if start.lstrip()[:1] in (b"<", b"{"):
-        return " (a web page or JSON: the download failed?)"
-    if start[:4] in (b"ggml", b"lmgg", b"tjgg", b"fmgg"):
-        return " (the format before GGUF: convert it again)"
-    if len(start) >= 9 and start[8:9] == b"{":
-        return " (safetensors: convert it to GGUF)"
-    return ""
