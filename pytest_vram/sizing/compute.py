@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pytest_vram.ledger import Entry
 from pytest_vram.sizing import compute_mixers as mixers
 from pytest_vram.sizing import compute_recurrent as recurrent
-from pytest_vram.sizing.compute_devices import backends, flash_attention
-from pytest_vram.sizing.compute_graph import Skeleton
-from pytest_vram.sizing.compute_replay import Backend, Node, replay
+from pytest_vram.sizing.compute_devices import backends
+from pytest_vram.sizing.compute_graph import Skeleton, quantized
+from pytest_vram.sizing.compute_replay import Backend, Node, assign, replay
 from pytest_vram.sizing.options import CURRENT, Cells, Era, LlamaOptions, Placement, cells
 from pytest_vram.sizing.placement import used_devices
 from pytest_vram.sizing.shape import ModelShape
@@ -103,15 +103,20 @@ def build(
         laid,
         tokens=tokens,
         outputs=outputs(shape, options, era, laid, tokens),
-        flash=flash_attention(shape, options, placement),
+        flash=flash_attention(shape, options, placement, era, laid),
         labels=[device.label for device in used_devices(options)],
         pinned=pinned,
     )
+    return _filled(graph)
+
+
+def _filled(graph: Skeleton) -> Skeleton:
+    shape = graph.shape
     node = graph.embed()
     if scaled(shape):
         node = graph.same("scale", node)
     inputs = graph.layer_inputs(node)
-    chosen = representative(shape, placement)
+    chosen = representative(shape, graph.placement)
     rwkv = recurrent.Rwkv7(graph) if shape.architecture == "rwkv7" else None
     for index in chosen:
         last = index == chosen[-1]
@@ -122,6 +127,31 @@ def build(
         node = node if scale is None else graph.same("mul", node, scale)
     graph.finish(node)
     return graph
+
+
+def flash_attention(shape: ModelShape, options: LlamaOptions, placement: Placement, era: Era, laid: Cells) -> bool:
+    """Whether flash attention is in force.
+
+    ``auto`` is on, unless its step would not run on the device of its block (``llama-context.cpp``,
+    ``resolve_fused_ops``): where that device has no kernel for it, or the cache is elsewhere. A quantised V asks for it
+    in any case.
+    """
+    if options.flash_attn != "auto" or quantized(options.cache_type_v):
+        return options.flash_attn != "off"
+    probe = Skeleton(
+        shape,
+        options,
+        placement,
+        era,
+        laid,
+        tokens=laid.slots,
+        outputs=laid.slots,
+        flash=True,
+        labels=[device.label for device in used_devices(options)],
+    )
+    _filled(probe)
+    assign(probe.graph, backends(options, era), op_offload=options.op_offload)
+    return all(node.device == probe.place(placement.layers[index]) for index, node in probe.fused)
 
 
 def scaled(shape: ModelShape) -> bool:

@@ -7,9 +7,8 @@ import math
 from pytest_vram.sizing.compute_graph import quantized, row_bytes
 from pytest_vram.sizing.compute_replay import NO_LIMIT, Backend, Node
 from pytest_vram.sizing.compute_vulkan import reorder
-from pytest_vram.sizing.options import Era, LlamaOptions, Placement
+from pytest_vram.sizing.options import Era, LlamaOptions
 from pytest_vram.sizing.placement import used_devices
-from pytest_vram.sizing.shape import ModelShape
 
 OFFLOAD_ROWS = 32  # op_offload_min_batch_size of CUDA, Vulkan, Metal
 CUDA_ROW = 512  # MATRIX_ROW_PADDING
@@ -116,25 +115,4 @@ def vulkan_supports(node: Node) -> bool:
     if node.op == "ssm_scan":
         state, head = node.src[0].dims[:2]
         return node.src[3].dims[0] == 1 and state in (128, 256) and head % 16 == 0
-    return True
-
-
-def flash_attention(shape: ModelShape, options: LlamaOptions, placement: Placement) -> bool:
-    """Whether flash attention is in force: ``auto`` is on unless a GPU that holds blocks cannot run it."""
-    if options.flash_attn != "auto":
-        return options.flash_attn == "on"
-    kinds = {device.label: device.kind for device in options.devices}
-    for layer, label in zip(shape.layers, placement.layers, strict=False):
-        if not layer.heads or label == "host" or layer.recurrent:
-            continue
-        key, value, group = layer.key_length, layer.value_length, layer.heads // (layer.kv_heads or 1)
-        if shape.mla is not None:
-            key, value, group = shape.mla.kv_rank + shape.mla.rope, shape.mla.kv_rank, layer.heads
-        kind = kinds.get(label)
-        if kind == "vulkan" and (key % 8 or value % 8):
-            return False
-        if kind not in ("vulkan", "rpc") and not cuda_flash(
-            key, value, group, options.cache_type_k, options.cache_type_v
-        ):
-            return False
     return True

@@ -63,6 +63,7 @@ class Skeleton:
         self.shape, self.options, self.placement, self.era, self.cells = shape, options, placement, era, cells
         self.tokens, self.outputs, self.flash = tokens, outputs, flash
         self.graph = Graph()
+        self.fused: list[tuple[int, Node]] = []  # flash attention and the block that it is of
         self.host = len(labels)
         self._places = {label: index for index, label in enumerate(labels)}
         self._tensors: dict[str, tuple[int, Tensor]] = {
@@ -349,6 +350,7 @@ class Skeleton:
 
     def attend(
         self,
+        index: int,
         q: Node,
         k: Node,
         v: Node,
@@ -370,6 +372,7 @@ class Skeleton:
             keys, values = (self.step("cpy", one.dims, one, type=F16) if one.type == F32 else one for one in (k, v))
             extra = () if sinks is None else (sinks,)
             cur = self.step("flash", (width, heads, each, streams), q, keys, values, mask, *extra)
+            self.fused.append((index, cur))
             if decompress is not None:
                 cur = self.view(cur, width, each, heads, streams, packed=False)
                 cur = self.step("mul_mat", (decompress.dims[1], each, heads, streams), decompress, cur)
@@ -434,7 +437,7 @@ class Skeleton:
                 v = self.same("rms_norm", v)
         if self.shape.architecture in ("gemma", "gemma2", "gemma3", "gemma-embedding"):
             q = self.same("scale", q)
-        cur = self._cached(index, layer, q, k, v) if not self.shape.encoder else self._uncached(layer, q, k, v)
+        cur = self._cached(index, layer, q, k, v) if not self.shape.encoder else self._uncached(index, layer, q, k, v)
         if gate is not None:
             cur = self.same("mul", cur, self.same("unary", gate))
         return self.linear(index, "attn_output", cur, heads * value, width)
@@ -487,6 +490,7 @@ class Skeleton:
             self.cache(source, "V", v_row, cached), owner.v_row // kv_heads, kv_heads, cached, streams, packed=False
         )
         cur = self.attend(
+            index,
             q,
             keys,
             values,
@@ -496,11 +500,11 @@ class Skeleton:
         )
         return self.rotated(cur, v_rotation)
 
-    def _uncached(self, layer: Layer, q: Node, k: Node | None, v: Node | None) -> Node:
+    def _uncached(self, index: int, layer: Layer, q: Node, k: Node | None, v: Node | None) -> Node:
         if k is None or v is None:
             k = v = q
         self.expand(q, k, v)
-        return self.attend(q, k, v, self.mask(layer.window, self.tokens))
+        return self.attend(index, q, k, v, self.mask(layer.window, self.tokens))
 
     def feed_forward(self, index: int, node: Node, *, suffix: str = "", hidden: int = 0) -> Node:
         """``build_ffn``: with a gate, with gate and up in one matrix, or plain."""

@@ -41,7 +41,7 @@ def latent_attention(graph: Skeleton, index: int, node: Node, mla: Mla) -> Node:
     keys = graph.view(cache, row, 1, cached, streams, packed=False)
     values = graph.view(keys, mla.kv_rank, 1, cached, streams, packed=False)
     decompress = graph.need(index, "attn_v_b.weight", mla.kv_rank, mla.value, heads)
-    cur = graph.attend(query, keys, values, graph.mask(0, cached), decompress=decompress)
+    cur = graph.attend(index, query, keys, values, graph.mask(0, cached), decompress=decompress)
     return graph.linear(index, "attn_output", cur, heads * mla.value, width)
 
 
@@ -61,7 +61,7 @@ def _decompressed(graph: Skeleton, index: int, mla: Mla, q: Node, latent: Node, 
     graph.expand(graph.store(k_cache, key), graph.store(v_cache, value, scattered=not graph.flash))
     keys = graph.view(k_cache, head, heads, cached, streams, packed=False)
     values = graph.view(v_cache, mla.value, heads, cached, streams, packed=False)
-    cur = graph.attend(query, keys, values, graph.mask(0, cached))
+    cur = graph.attend(index, query, keys, values, graph.mask(0, cached))
     return graph.linear(index, "attn_output", cur, heads * mla.value, graph.shape.embedding)
 
 

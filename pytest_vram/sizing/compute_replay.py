@@ -193,7 +193,7 @@ class _Split:
 
 def replay(graph: Graph, backends: Sequence[Backend], *, op_offload: bool, pipeline: bool) -> list[int]:
     """Bytes of each device's compute buffer; the last of ``backends`` is the CPU. The graph is used up by it."""
-    _assign(graph, backends, op_offload)
+    assign(graph, backends, op_offload=op_offload)
     splits, early = _split(graph, backends, COPIES if pipeline else 1)
     return _lay_out(graph, splits, early, backends)
 
@@ -226,7 +226,8 @@ def _first_choice(node: Node, backends: Sequence[Backend], op_offload: bool) -> 
     return -1
 
 
-def _assign(graph: Graph, backends: Sequence[Backend], op_offload: bool) -> None:
+def assign(graph: Graph, backends: Sequence[Backend], *, op_offload: bool) -> None:
+    """Set the device of every node."""
     cpu = len(backends) - 1
     for node in (*graph.leaves, *graph.nodes):
         node.device = _first_choice(node, backends, op_offload)
