@@ -69,6 +69,8 @@ def _run(arguments: list[str]) -> int:
             f"this verb ({NOT_BUILT[wanted]}) is not built yet in this version, which has {', '.join(sorted(VERBS))}"
         )
         return _refuse(message, BAD_USE, wanted, as_json=as_json)
+    if wanted in PREDICTING:  # their -h cannot be argparse's, which would see it in an engine's -hf too
+        arguments = ["--help" if word == "-h" else word for word in arguments]
     try:
         options, rest = parser.parse_known_args(_own(arguments))
     except BadInput as error:

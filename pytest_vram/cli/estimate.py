@@ -46,7 +46,8 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
     judged = None
     if limits is not None:
         judged = verdict(made, limits, reserve=reserve)
-        if judged.fits != "yes":
+        # Where a part is unknown, no setting makes it known.
+        if judged.fits == "no" or (judged.fits == "inconclusive" and not made.unknown):
             first = turns.first(
                 shape, given.options, judged, limits, lambda s, o: llama_cpp.predict(s, o, era, given=given)
             )

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from pytest_vram.cli import asked as asking
-from pytest_vram.cli.output import FAILS, HOLDS, Answer
+from pytest_vram.cli.output import FAILS, HOLDS, INCONCLUSIVE, Answer
 from pytest_vram.errors import BadInput
 from pytest_vram.report.prediction_lines import search_lines, tier_lines
 from pytest_vram.report.predictions import PlanDocument, search_record
@@ -23,7 +23,8 @@ MOST_MODELS = 32
 
 
 def run(options: argparse.Namespace, rest: list[str]) -> Answer:
-    """Search; exit code 0 when something fits (every tier, with ``--tiers``), 1 when nothing does.
+    """Search; exit code 0 when something fits (every tier, with ``--tiers``), 1 when nothing does, 3 when that cannot
+    be told because a part of the model is unknown.
 
     :raises BadInput: a model, an option, a size or a wish that cannot be used.
     :raises BackendError: with ``--exact``, when there is no engine that could confirm.
@@ -53,8 +54,18 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
         searches=[search_record(one, told) for one, told in zip(searches, confirmed, strict=True)],
     )
     lines = tier_lines(searches) if options.tiers else search_lines(searches[0], confirmed[0])
-    holds = all(one.plans and told.get(0, True) for one, told in zip(searches, confirmed, strict=True))
-    return Answer(code=HOLDS if holds else FAILS, document=document, lines=tuple(lines))
+    codes = [_code(one, told) for one, told in zip(searches, confirmed, strict=True)]
+    return Answer(
+        code=next((code for code in (FAILS, INCONCLUSIVE) if code in codes), HOLDS),
+        document=document,
+        lines=tuple(lines),
+    )
+
+
+def _code(search: Search, confirmed: dict[int, bool]) -> int:
+    if search.impossible is not None:
+        return INCONCLUSIVE if search.impossible.unknown else FAILS
+    return HOLDS if confirmed.get(0, True) else FAILS
 
 
 def _for_tier(wishes: Wishes, budget: Limits, tiers: bool) -> Wishes:

@@ -107,6 +107,7 @@ class ImpossibleRecord(msgspec.Struct, frozen=True, kw_only=True):
     missing: int
     device: str
     reason: str
+    unknown: list[str]
     relaxed: list[Relaxed]
     total: dict[str, int]
     total_at_most: dict[str, int]
@@ -234,6 +235,7 @@ def _impossible(found: Impossible) -> ImpossibleRecord:
         missing=found.missing,
         device=found.device,
         reason=found.reason,
+        unknown=list(found.unknown),
         relaxed=list(found.relaxed),
         total=found.cheapest.total(),
         total_at_most=found.cheapest.at_most(),

@@ -174,7 +174,7 @@ def _notes(shape: ModelShape, options: LlamaOptions, layout: Cells, given: Given
     trained = shape.context
     if not options.ctx_size and not shape.encoder:
         text = f"ctx-size is not given: the trained context of {trained} tokens is counted"
-        if "ctx-size" not in asked:
+        if "ctx-size" not in asked and _fit_is_on(given):
             text += f"; llama-server lowers it by itself (--fit) where it does not leave {_MARGIN} of the card free"
         yield Note(kind="assumed", bucket="kv", text=text)
     elif trained and layout.per_sequence > trained and not shape.encoder:
@@ -215,6 +215,11 @@ def _notes(shape: ModelShape, options: LlamaOptions, layout: Cells, given: Given
             bucket="kv",
             text=f"not in the sum: the prompt cache, which grows in host memory {limit} as requests come (cache-ram)",
         )
+
+
+def _fit_is_on(given: Given | None) -> bool:
+    kept = given.kept if given else ()
+    return "--fit" not in kept or kept[kept.index("--fit") + 1] not in ("off", "0", "false", "disabled")
 
 
 def _textbook_bytes(options: LlamaOptions) -> float:

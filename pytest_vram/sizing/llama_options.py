@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -451,11 +451,6 @@ def _devices(take: _Taker) -> tuple[tuple[Device, ...], list[Note]]:
 def _device(index: int, name: str) -> Device:
     start = next((known_start for known_start in _KINDS if name.lower().startswith(known_start)), "")
     return Device(label=f"gpu{index}", kind=_KINDS.get(start, "other"), name=name)
-
-
-def device_kinds() -> tuple[str, ...]:
-    """Every kind of device that rules tell apart."""
-    return get_args(DeviceKind)
 
 
 def _rest(take: _Taker, options: LlamaOptions, notes: list[Note]) -> Given:

@@ -95,6 +95,7 @@ class Impossible(msgspec.Struct, frozen=True, kw_only=True):
     :ivar missing: bytes over the limit in the cheapest configuration. :ivar device: where they are missing.
     :ivar cheapest: what that configuration is predicted to take. :ivar relaxed: single wishes that would make it fit,
         the smallest step first. :ivar reason: one sentence.
+    :ivar unknown: buckets because of which nothing can be promised, although nothing known is missing.
     """
 
     missing: int
@@ -102,6 +103,7 @@ class Impossible(msgspec.Struct, frozen=True, kw_only=True):
     cheapest: Estimate
     relaxed: tuple[Relaxed, ...]
     reason: str
+    unknown: tuple[str, ...] = ()
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
@@ -397,12 +399,13 @@ def _impossible(cases: Sequence[_Case]) -> Impossible:
     missing, device = case.missing(options)
     made = case.predict(options)
     relaxed = tuple(_relaxations(case, options))
-    if made.unknown and missing == 0:
-        reason = f"nothing can be promised: {', '.join(made.unknown)} of this model could not be known"
+    unknown = made.unknown if missing == 0 else ()
+    if unknown:
+        reason = f"nothing can be promised: {', '.join(unknown)} of this model could not be known"
     else:
         where = "host memory" if device == HOST else device
         reason = f"even the cheapest configuration is {mib(missing)} ({missing:,} bytes) over the limit on {where}"
-    return Impossible(missing=missing, device=device, cheapest=made, relaxed=relaxed, reason=reason)
+    return Impossible(missing=missing, device=device, cheapest=made, relaxed=relaxed, reason=reason, unknown=unknown)
 
 
 def _relaxations(case: _Case, options: LlamaOptions) -> Iterable[Relaxed]:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 
 from pytest_vram.cli import entry, main
 from pytest_vram.errors import BackendError
 from pytest_vram.report import schemas
+from pytest_vram.testing import recipes
 from pytest_vram.units import MIB
 from tests.unit import sizing_models
 
@@ -124,10 +126,6 @@ def test_a_pasted_command_line_is_the_same_as_options(cli: Cli, models: dict[str
 
 def test_names_in_a_file_cannot_command_the_terminal(cli: Cli, tmp_path: Path) -> None:
     """Control characters of other people's text are not printed."""
-    import msgspec
-
-    from pytest_vram.testing import recipes
-
     recipe = recipes.llama(tokenizer="none")
     named = msgspec.structs.replace(recipe, metadata={**recipe.metadata, "general.name": "evil\x1b[2J\rname"})
     code, out, _ = cli("estimate", str(named.write(tmp_path / "m.gguf")))
@@ -278,7 +276,27 @@ def test_without_an_engine_exact_says_where_it_looked(
 
 @pytest.mark.parametrize("verb", entry.PREDICTING)
 def test_help_is_not_taken_for_an_engines_option(cli: Cli, verb: str) -> None:
-    """--help prints the verb's own options."""
-    code, out, _ = cli(verb, "--help")
-    assert code == 0
-    assert f"usage: vram {verb} MODEL" in out
+    """--help and -h print the verb's own options; -hf is the engine's."""
+    for word in ("--help", "-h"):
+        code, out, _ = cli(verb, word)
+        assert code == 0
+        assert f"usage: vram {verb} MODEL" in out
+    code, out, _ = cli(verb, "-hf", "some/model", "--budget", "1GB", "--over", "context", "x.gguf")
+    assert (code, out) == (2, "")
+
+
+def test_an_unknown_architecture_is_inconclusive(cli: Cli, tmp_path: Path) -> None:
+    """What could not be known is said, no budget is promised, and no setting is blamed."""
+    recipe = recipes.llama(tokenizer="none")
+    metadata = {name.replace("llama.", "newarch."): value for name, value in recipe.metadata.items()}
+    new = msgspec.structs.replace(recipe, metadata={**metadata, "general.architecture": "newarch"})
+    path = str(new.write(tmp_path / "m.gguf"))
+    code, out, _ = cli("fit", path, "--budget", "8GB")
+    assert code == 3
+    assert "unknown: kv" in out
+    assert "turn first" not in out
+    code, out, _ = cli("plan", path, "--budget", "8GB")
+    assert code == 3
+    assert "nothing can be promised" in out
+    code, out, _ = cli("fit", path, "--budget", "1KB")
+    assert code == 1
