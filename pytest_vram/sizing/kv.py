@@ -53,7 +53,7 @@ def cache_of(
                 v_row = widest
             kind, count = _count(layer, laid, options, compressed=compressed)
             found.add(label, kind, count, streams, layer.k_row, v_row)
-        if layer.indexer_row and not compressed:
+        if layer.indexer_row and not compressed and (era.glm_indexer or shape.architecture != "glm-dsa"):
             v_row = 0 if latent and era.mla_latent_only else layer.indexer_v_row
             found.add(label, "indexer", laid.per_sequence, streams, layer.indexer_row, v_row)
         if compressed and layer.compress in (_CSA, _HCA):

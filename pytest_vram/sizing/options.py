@@ -111,6 +111,8 @@ class Era(msgspec.Struct, frozen=True, kw_only=True):
     :ivar mask_padded: rows of the mask are padded to 64 (until #17910, December 2025).
     :ivar extra_blocks_skipped: tensors of extra prediction blocks (MTP) stay in the file unless speculation with them
         is asked for (b10434 was seen to leave them, b10068 to load them always).
+    :ivar glm_indexer: GLM's sparse attention (glm-dsa) keeps an indexer's cache (b10434 was seen to, b10068 ran it as
+        dense latent attention without).
     :ivar auto_slots: slots chosen when ``parallel`` is not given, with a unified cache.
     """
 
@@ -121,6 +123,7 @@ class Era(msgspec.Struct, frozen=True, kw_only=True):
     mla_latent_only: bool = True
     mask_padded: bool = False
     extra_blocks_skipped: bool = True
+    glm_indexer: bool = True
     auto_slots: int = 4
 
 
