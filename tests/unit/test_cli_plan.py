@@ -78,10 +78,10 @@ def test_several_files_are_chosen_from(cli: Cli, models: dict[str, str]) -> None
 
 def test_tiers_have_a_row_each(cli: Cli, models: dict[str, str]) -> None:
     """4, 6 and 8 GB, each with its best settings and command line."""
-    code, out, _ = cli("plan", models["moe"], "--tiers")
+    code, out, _ = cli("plan", models["q4"], "--tiers")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()[2:5]] == ["4GB", "6GB", "8GB"]
-    code, found = document(cli, models["moe"], "--tiers")
+    code, found = document(cli, models["q4"], "--tiers", "-ctk", "q8_0", "-ctv", "q8_0")
     assert code == 0
     assert [search["budget"] for search in found["searches"]] == ["4GB", "6GB", "8GB"]
     for search in found["searches"]:
@@ -90,16 +90,16 @@ def test_tiers_have_a_row_each(cli: Cli, models: dict[str, str]) -> None:
 
 def test_the_impossible_exits_with_1(cli: Cli, models: dict[str, str]) -> None:
     """It says how many bytes are missing, and which single wish makes it fit."""
-    arguments = (models["q4"], "--budget", "2GB", "--minimum-context", "65536", "--host-memory", "4GB")
+    arguments = (models["q4"], "--budget", "6GB", "--minimum-context", "65536", "-ngl", "99", "--device", "RPC0")
     code, out, _ = cli("plan", *arguments)
     assert code == 1
-    assert "bytes) over the limit on host memory" in out
+    assert "bytes) over the limit on gpu0" in out
     assert "it would fit with minimum_context" in out
     code, found = document(cli, *arguments)
     impossible = found["searches"][0]["impossible"]
     assert code == 1
     assert impossible["missing"] > 0
-    assert {one["wish"] for one in impossible["relaxed"]} == {"minimum_context", "host_memory"}
+    assert {one["wish"] for one in impossible["relaxed"]} == {"minimum_context", "budget"}
 
 
 @pytest.mark.parametrize(

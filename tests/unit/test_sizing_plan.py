@@ -151,7 +151,7 @@ def test_given_settings_are_kept(shapes: Shapes) -> None:
     ("names", "budget", "wishes", "relaxed"),
     [
         (("q4",), "2GB", {"minimum_context": 65536, "host_memory": "4GB"}, {"minimum_context", "host_memory"}),
-        (("q4",), "6GB", {"minimum_context": 8192, "slots": 64, "host_memory": "5GB"}, {"minimum_context", "slots", "host_memory"}),
+        (("q4",), "6GB", {"minimum_context": 8192, "slots": 64, "options": {"n_gpu_layers": 99}}, {"minimum_context", "slots", "budget"}),
         (("q4",), "50MB", {"minimum_context": 4096, "options": {"n_gpu_layers": 99}}, {"budget"}),
         (("q4",), "5GB", {"reserve": "4.9GB", "options": {"n_gpu_layers": 99}}, {"reserve", "budget"}),
     ],
@@ -177,11 +177,12 @@ def test_the_impossible_says_what_is_missing(
 
 def test_a_relaxed_context_is_the_longest(shapes: Shapes) -> None:
     """One step more than what is named does not fit either."""
-    wishes = {"host_memory": "4GB"}
-    found = search(shapes("q4"), "2GB", minimum_context=65536, **wishes)
+    options = {"n_gpu_layers": 99}
+    found = search(shapes("q4"), "6GB", minimum_context=65536, options=options)
     assert found.impossible is not None
     longest = next(int(one.after) for one in found.impossible.relaxed if one.wish == "minimum_context")
-    assert not search(shapes("q4"), "2GB", minimum_context=longest + 256, **wishes).plans
+    assert search(shapes("q4"), "6GB", minimum_context=longest, options=options).plans
+    assert not search(shapes("q4"), "6GB", minimum_context=longest + 256, options=options).plans
 
 
 def test_what_is_unknown_is_never_promised(shapes: Shapes) -> None:
