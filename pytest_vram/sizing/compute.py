@@ -17,7 +17,7 @@ from pytest_vram.sizing.compute_graph import Skeleton, quantized
 from pytest_vram.sizing.compute_replay import Backend, Node, assign, replay
 from pytest_vram.sizing.options import CURRENT, Cells, Era, LlamaOptions, Placement, cells
 from pytest_vram.sizing.placement import used_devices
-from pytest_vram.sizing.shape import ModelShape
+from pytest_vram.sizing.shape import ModelShape, Note, NoteKind
 
 
 def compute_buffers(
@@ -210,6 +210,11 @@ def representative(shape: ModelShape, placement: Placement) -> list[int]:
     return chosen
 
 
+# A sum takes over the memory of its first term, so the order in which a model's source adds matters.
+RESIDUAL_FIRST = frozenset(("jamba", "lfm2", "lfm2moe", "openelm", "phi3"))
+MIDDLE_FIRST = frozenset(("arctic", "jamba", "lfm2", "lfm2moe"))
+
+
 def _block(graph: Skeleton, index: int, node: Node, *, last: bool) -> Node:
     """One block: mixer, residual, feed-forward, residual, as the models in ``src/models`` have it."""
     layer = graph.shape.layers[index]
@@ -235,7 +240,12 @@ def _block(graph: Skeleton, index: int, node: Node, *, last: bool) -> Node:
             cur = graph.block_norm(index, "post_attention_norm", cur)
         else:
             before = "post_attention_norm"
-    middle = cur if cur is residual else graph.same("add", cur, residual)  # DeciLM has blocks without a mixer
+    architecture = graph.shape.architecture
+    if cur is residual:  # DeciLM has blocks without a mixer
+        middle = cur
+    else:
+        first, second = (residual, cur) if architecture in RESIDUAL_FIRST else (cur, residual)
+        middle = graph.same("add", first, second)
     middle = graph.block_norm_if(index, "attn_output_norm", middle)
     if not layer.feed_forward and not layer.experts:
         return middle
@@ -245,7 +255,8 @@ def _block(graph: Skeleton, index: int, node: Node, *, last: bool) -> Node:
         cur = middle if graph.has(index, "attn_output_norm.weight") else normed
     cur = graph.experts(index, cur) if layer.experts else graph.feed_forward(index, cur)
     cur = graph.block_norm_if(index, "post_ffw_norm", cur)
-    return graph.block_norm_if(index, "layer_output_norm", graph.same("add", cur, middle))
+    first, second = (middle, cur) if architecture in MIDDLE_FIRST else (cur, middle)
+    return graph.block_norm_if(index, "layer_output_norm", graph.same("add", first, second))
 
 
 def _only_feed_forward(graph: Skeleton, index: int, node: Node, normed: Node, *, last: bool) -> Node:
@@ -290,4 +301,38 @@ def mixer_kind(shape: ModelShape) -> str:
     return shape.ssm.kind if shape.ssm is not None else ""
 
 
-__all__: Sequence[str] = ("build", "compute_buffers", "output_buffer", "outputs")
+def notes(shape: ModelShape, options: LlamaOptions, placement: Placement) -> tuple[Note, ...]:
+    """What a reader of these figures must know."""
+    found = []
+
+    def say(kind: NoteKind, text: str) -> None:
+        found.append(Note(kind=kind, bucket="compute", text=text))
+
+    kinds = {device.kind for device in used_devices(options)}
+    if kinds & {"cuda", "rocm"}:
+        text = (
+            "compute buffers of CUDA follow from its source and from dry runs of its rules: no GPU confirmed them, and "
+        )
+        say("rule", text + "its context, its pools and cuBLAS come on top")
+    others = sorted(kinds - {"cuda", "vulkan", "rpc"})
+    if others:
+        say("assumed", f"compute buffers on {', '.join(others)} are taken to be as on CUDA, which nothing confirmed")
+    if (
+        any(layer.recurrent for layer in shape.layers)
+        and mixer_kind(shape) not in MIXERS
+        and shape.architecture != "rwkv7"
+    ):
+        text = f"the steps of {shape.architecture}'s recurrent blocks are not known here: compute is a lower bound"
+        say("unknown", text)
+    if any(layer.indexer_row for layer in shape.layers):
+        say("unknown", "the scores of sparse attention's indexer are not counted: compute is a lower bound")
+    if options.split_mode in ("row", "tensor") and len(kinds) and len(used_devices(options)) > 1:
+        say("unknown", f"compute under --split-mode {options.split_mode} is counted as if layers were split")
+    if options.lora:
+        say("assumed", "the steps that adapters add to the graph are not counted in compute")
+    if not shape.tensors and (placement.experts_on_host or "host" in placement.layers):
+        say("assumed", "without a file, weights that are copied to the device for large batches are taken to be f16")
+    return tuple(found)
+
+
+__all__: Sequence[str] = ("build", "compute_buffers", "notes", "output_buffer", "outputs")

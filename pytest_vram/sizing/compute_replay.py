@@ -318,7 +318,7 @@ def _twin(node: Node, device: int) -> Node:
     return copy
 
 
-class _Arena:
+class Arena:
     """Free blocks of one buffer, in pieces of at most ``limit`` bytes where the device has such a limit."""
 
     def __init__(self, alignment: int, limit: int) -> None:
@@ -387,7 +387,7 @@ class _Layout:
 
     def __init__(self, backends: Sequence[Backend]) -> None:
         self.backends = backends
-        self.arenas = [_Arena(backend.alignment, backend.limit) for backend in backends]
+        self.arenas = [Arena(backend.alignment, backend.limit) for backend in backends]
 
     def bytes_of(self, node: Node) -> int:
         extra = self.backends[node.device].extra

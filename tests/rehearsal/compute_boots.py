@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from pytest_vram.ledger import Entry
 from pytest_vram.sizing import gguf, gguf_shape, placement
 from pytest_vram.sizing.compute import compute_buffers
 from pytest_vram.sizing.options import Era
@@ -44,6 +45,7 @@ def compare(executable: Path, folder: Path, one: boots.Draw, gpus: boots.Gpus) -
         row = rows.setdefault(entry.device, [0, 0, 0, 0])
         row[0] += entry.bytes
         row[1] += entry.bytes if entry.at_most is None else entry.at_most
+    printed: list[Entry] = []
     for left in (2, 1, 0):
         boot = boots.booted(executable, model, one, gpus.endpoints() if one.gpus else [])
         printed = [entry for entry in boot.entries if entry.bucket == "compute"]

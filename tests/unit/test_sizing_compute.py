@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from pytest_vram.sizing import compute_devices
-from pytest_vram.sizing.compute import compute_buffers
+from pytest_vram.sizing.compute import compute_buffers, notes
 from pytest_vram.sizing.options import CURRENT, Device, Era, LlamaOptions, Placement
 from pytest_vram.sizing.shape import Layer, ModelShape, Ssm
 from tests.unit import compute_rows as table
 
 Errors = list[tuple[table.Row, float, float]]
-STEP = 5  # of the table's rows; ci/bench/sizing_compute.py takes all
+STEP = 8  # of the table's rows; ci/bench/sizing_compute.py takes all
 
 
 def buffers(
@@ -305,3 +305,45 @@ def test_dry_runs_forget_what_boots_pin() -> None:
 def test_head_sizes_of_cuda(sizes: tuple[int, int, int, str, str], runs: bool) -> None:
     """CUDA has flash attention kernels for fixed head sizes, some only for certain groups of heads."""
     assert compute_devices.cuda_flash(*sizes) is runs
+
+
+def test_notes() -> None:
+    """What no GPU confirmed, what stood in for something unknown and what is not counted is said."""
+    shape, placement = table.shape_and_placement(gold()[0])
+
+    def kinds(kind: Any, model: ModelShape = shape, **more: Any) -> list[str]:
+        options = LlamaOptions(devices=(Device(label="gpu0", kind=kind),), **more)
+        found = notes(model, options, placement)
+        assert all(note.bucket == "compute" for note in found)
+        return [note.kind for note in found]
+
+    assert kinds("cuda") == ["rule"]
+    assert kinds("rpc") == []
+    assert kinds("metal") == ["assumed"]
+    assert kinds("rpc", lora=("adapter.gguf",)) == ["assumed"]
+    lightning = msgspec.structs.replace(hybrid_mixture(), ssm=Ssm(kind="lightning"))
+    assert kinds("rpc", lightning) == ["unknown"]
+    indexed = Layer(heads=4, kv_heads=1, key_length=64, value_length=64, k_row=64, indexer_row=128)
+    assert kinds("rpc", msgspec.structs.replace(shape, layers=(indexed,))) == ["unknown"]
+
+
+def test_flash_attention_that_cannot_run_is_off_under_auto() -> None:
+    """``auto`` turns flash attention off where a head size has no kernel, and where the cache is on the host."""
+    row = gold()[0]
+    shape, placement = table.shape_and_placement(row)
+    for kind, head, more, flash in (
+        ("cuda", 128, {}, True),
+        ("cuda", 100, {}, False),
+        ("vulkan", 100, {}, False),
+        ("rpc", 100, {}, True),
+        ("cuda", 128, {"kv_offload": False}, False),
+        ("cuda", 100, {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}, True),
+    ):
+        layer = msgspec.structs.replace(
+            shape.layers[0], key_length=head, value_length=head, k_row=8 * head, v_row=8 * head
+        )
+        model = msgspec.structs.replace(shape, layers=(layer,) * 32, tensors=())
+        options = msgspec.structs.replace(table.options(row, kind), flash_attn="auto", **more)
+        where = msgspec.structs.replace(placement, tensors=())
+        details = {entry.detail for entry in compute_buffers(model, options, where)}
+        assert f"graph of 512 tokens, flash attention {'on' if flash else 'off'}" in details, (kind, head, more)
