@@ -11,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pytest_vram.ledger import Entry
+from pytest_vram.backends import dry_run
+from pytest_vram.ledger import Entry, Ledger
 from pytest_vram.sizing import draft, ggml, gguf, gguf_shape, lora, placement, projector
 from pytest_vram.sizing.options import Device, Draft, Era, LlamaOptions
-from pytest_vram.testing import attention_recipes, hybrid_recipes, recipes
+from pytest_vram.testing import attention_recipes, hybrid_recipes, real_shapes, recipes
 from pytest_vram.testing.recipes import Recipe
 from pytest_vram.testing.sparse import Planned, Value, write_sparse
 from tests.rehearsal import sizing_boots as boots
@@ -162,6 +163,27 @@ def test_a_draft_model_is_a_second_context(executable: Path, gpus: boots.Gpus, f
     boot = boots.booted(executable, model, one, gpus.endpoints(), until=(b"graph nodes", 2))
     printed = [entry for entry in boot.entries if entry.bucket == "draft" and "compute" not in entry.detail]
     assert close([entry for entry in said if not entry.detail.startswith("compute")], printed)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Llama-3-70B", {"ctx_size": 131072, "parallel": 1, "n_gpu_layers": 30, "cache_type_k": "q8_0"}),
+        ("DeepSeek-V3", {"ctx_size": 65536, "parallel": 1, "n_cpu_moe": 50}),
+        ("Gemma3-27B", {"ctx_size": 32768}),
+        ("Mamba-2.8B", {"ctx_size": 4096, "parallel": 3}),
+    ],
+)
+def test_models_of_any_size(
+    name: str, options: dict[str, Any], executable: Path, gpus: boots.Gpus, folder: Path
+) -> None:
+    """A 70B, a 671B mixture with latent attention, a 27B with windows and a Mamba: the engine's own dry run agrees."""
+    model = real_shapes.real(name, tokenizer="bytes").write(folder / "real.gguf")
+    trial = dry_run.exact(model, options, binary=executable, endpoints=gpus.endpoints()[:1])
+    said = boots.predicted(gguf_shape.shape_of(gguf.read(model)), LlamaOptions(devices=(GPU,), mmap=False, **options))
+    rows = [row for row in dry_run.compare(Ledger(entries=tuple(said)), trial) if row.group != "compute"]
+    assert len(rows) >= 3
+    assert [row for row in rows if not row.agree] == []
 
 
 @pytest.mark.parametrize("flash", ["on", "off"])
