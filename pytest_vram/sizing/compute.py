@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_vram.ledger import Entry
+from pytest_vram.sizing import compute_feed_forward as feed
 from pytest_vram.sizing import compute_mixers as mixers
 from pytest_vram.sizing import compute_recurrent as recurrent
 from pytest_vram.sizing.compute_devices import backends
@@ -133,8 +134,7 @@ def flash_attention(shape: ModelShape, options: LlamaOptions, placement: Placeme
     """Whether flash attention is in force.
 
     ``auto`` is on, unless its step would not run on the device of its block (``llama-context.cpp``,
-    ``resolve_fused_ops``): where that device has no kernel for it, or the cache is elsewhere. A quantised V asks for it
-    in any case.
+    ``resolve_fused_ops``), because that has no kernel for it. A quantised V asks for it in any case.
     """
     if options.flash_attn != "auto" or quantized(options.cache_type_v):
         return options.flash_attn != "off"
@@ -253,7 +253,7 @@ def _block(graph: Skeleton, index: int, node: Node, *, last: bool) -> Node:
         cur = graph.block_norm(index, before, middle)
     else:
         cur = middle if graph.has(index, "attn_output_norm.weight") else normed
-    cur = graph.experts(index, cur) if layer.experts else graph.feed_forward(index, cur)
+    cur = feed.experts(graph, index, cur) if layer.experts else feed.feed_forward(graph, index, cur)
     cur = graph.block_norm_if(index, "post_ffw_norm", cur)
     first, second = (middle, cur) if architecture in MIDDLE_FIRST else (cur, middle)
     return graph.block_norm_if(index, "layer_output_norm", graph.same("add", first, second))
@@ -261,7 +261,11 @@ def _block(graph: Skeleton, index: int, node: Node, *, last: bool) -> Node:
 
 def _only_feed_forward(graph: Skeleton, index: int, node: Node, normed: Node, *, last: bool) -> Node:
     """A block that is nothing but a feed-forward (``nemotron-h.cpp``)."""
-    cur = graph.experts(index, normed) if graph.shape.layers[index].experts else graph.feed_forward(index, normed)
+    cur = (
+        feed.experts(graph, index, normed)
+        if graph.shape.layers[index].experts
+        else feed.feed_forward(graph, index, normed)
+    )
     if last:
         cur, node = graph.rows(cur), graph.rows(node)
     return graph.same("add", cur, node)

@@ -66,7 +66,7 @@ class Skeleton:
         self.fused: list[tuple[int, Node]] = []  # flash attention and the block that it is of
         self.host = len(labels)
         self._places = {label: index for index, label in enumerate(labels)}
-        self._tensors: dict[str, tuple[int, Tensor]] = {
+        self.tensors: dict[str, tuple[int, Tensor]] = {
             tensor.name: (index, tensor) for index, tensor in enumerate(shape.tensors)
         }
         self._weights: dict[str, Node] = {}
@@ -83,17 +83,17 @@ class Skeleton:
 
     def has(self, layer: int, name: str) -> bool:
         """Whether the file has this tensor."""
-        return f"blk.{layer}.{name}" in self._tensors
+        return f"blk.{layer}.{name}" in self.tensors
 
     def weight(self, layer: int, name: str, *sizes: int) -> Node | None:
         """A tensor of a block. Without a file, the one that ``sizes`` describe (as f16), ``None`` without sizes."""
         full = f"blk.{layer}.{name}"
         node = self._weights.get(full)
-        if node is None and full in self._tensors:
-            index, tensor = self._tensors[full]
+        if node is None and full in self.tensors:
+            index, tensor = self.tensors[full]
             label = self.placement.tensors[index] if self.placement.tensors else self.placement.layers[layer]
             node = self._weight(tensor.type, tensor.dims, tensor.bytes, label, full)
-        elif node is None and sizes and not self._tensors:
+        elif node is None and sizes and not self.tensors:
             node = self._imagined(layer, name, sizes)
         return node
 
@@ -118,8 +118,8 @@ class Skeleton:
         key = f"{name}@{label}"
         node = self._weights.get(key)
         if node is None:
-            if name in self._tensors:
-                tensor = self._tensors[name][1]
+            if name in self.tensors:
+                tensor = self.tensors[name][1]
                 node = self._weight(tensor.type, tensor.dims, tensor.bytes, label, key)
             else:
                 node = self._weight(F16, sizes, 2 * math.prod(sizes), label, key)
@@ -127,7 +127,7 @@ class Skeleton:
 
     def named(self, name: str) -> bool:
         """Whether the file has this tensor outside of the blocks."""
-        return name in self._tensors
+        return name in self.tensors
 
     def held(self, name: str, type: str, dims: Sequence[int], size: int, label: str) -> Node:
         """A cache or state."""
@@ -244,7 +244,7 @@ class Skeleton:
 
     def _label(self, name: str, otherwise: str) -> str:
         """The device of a tensor outside of the blocks, overrides applied."""
-        found = self._tensors.get(name)
+        found = self.tensors.get(name)
         return self.placement.tensors[found[0]] if found and self.placement.tensors else otherwise
 
     def layer_inputs(self, node: Node) -> Node | None:
@@ -418,14 +418,14 @@ class Skeleton:
                 q = self.view(q, head, heads, tokens, packed=False)
             else:
                 q = self.view(q, head, heads, tokens)
-            owns = not self._tensors or self.has(index, "attn_k.weight")
+            owns = not self.tensors or self.has(index, "attn_k.weight")
             k = (
                 self.view(self.linear(index, "attn_k", node, width, kv_heads * head), head, kv_heads, tokens)
                 if owns
                 else None
             )
             v = k
-            if owns and (not self._tensors or self.has(index, "attn_v.weight")):
+            if owns and (not self.tensors or self.has(index, "attn_v.weight")):
                 v = self.view(self.linear(index, "attn_v", node, width, kv_heads * value), value, kv_heads, tokens)
         ropes = self.ropes()
         q = self.block_norm_if(index, "attn_q_norm", q)
@@ -506,115 +506,11 @@ class Skeleton:
         self.expand(q, k, v)
         return self.attend(index, q, k, v, self.mask(layer.window, self.tokens))
 
-    def feed_forward(self, index: int, node: Node, *, suffix: str = "", hidden: int = 0) -> Node:
-        """``build_ffn``: with a gate, with gate and up in one matrix, or plain."""
-        width = self.shape.embedding
-        hidden = hidden or self.shape.layers[index].feed_forward
-        gated = self.has(index, f"ffn_gate{suffix}.weight") or not self._tensors
-        up = self.linear(index, f"ffn_up{suffix}", node, width, hidden)
-        if gated:
-            gate = self.linear(index, f"ffn_gate{suffix}", node, width, hidden)
-            inner = self.step("glu", gate.dims, gate, up)
-        else:
-            down = self.weight(index, f"ffn_down{suffix}.weight")
-            if down is not None and up.dims[0] == 2 * down.dims[0]:
-                inner = self.step("glu", (down.dims[0], up.dims[1]), up)
-            else:
-                inner = self.same("unary", up)
-        return self.linear(index, f"ffn_down{suffix}", inner, hidden, width)
-
-    def experts(self, index: int, node: Node) -> Node:
-        """``build_moe_ffn`` and the shared expert beside it."""
-        shape = self.shape
-        width, rows = shape.embedding, node.dims[1]
-        count = shape.layers[index].experts or shape.experts
-        used, hidden = shape.experts_used, shape.expert_feed_forward
-        logits = self.linear(index, "ffn_gate_inp", node, width, count)
-        bias = self.weight(index, "exp_probs_b.bias")
-        probabilities = self.same("soft_max" if bias is None else "unary", logits)
-        chosen_by = probabilities if bias is None else self.same("add", probabilities, bias)
-        groups = shape.meta.get("expert_group_count", 0)
-        if isinstance(groups, int) and groups > 1:
-            chosen_by = self._grouped(chosen_by, count, groups, rows)
-        order = self.step("argsort", chosen_by.dims, chosen_by, type=I32)
-        chosen = self.view(order, used, rows, packed=False)
-        weights = self.step("get_rows", (1, used, rows), self.view(probabilities, 1, count, rows), chosen)
-        if shape.meta.get("expert_weights_norm", True):
-            flat = self.view(weights, used, rows)
-            total = self.same("clamp", self.step("sum_rows", (1, rows), flat))
-            weights = self.view(self.same("div", flat, total), 1, used, rows)
-        scale = shape.meta.get("expert_weights_scale", 0.0)
-        if isinstance(scale, float) and scale not in (0.0, 1.0):
-            weights = self.same("scale", weights)
-        self.expand(weights)
-        spread = self.view(node, width, 1, rows)
-        inner = self._inner(index, spread, chosen, used, hidden, rows)
-        outputs = self._expert(index, "ffn_down_exps", inner, chosen, (hidden, width, count), used, rows)
-        outputs = self.same("mul", outputs, weights)
-        self.expand(outputs)
-        parts = [self.view(outputs, width, rows, packed=False) for _ in range(used)]
-        self.expand(*parts)
-        total_out = parts[0]
-        for part in parts[1:]:
-            total_out = self.step("add", (width, rows), total_out, part)
-            self.expand(total_out)
-        if used == 1:
-            total_out = self.step("cont", (width, rows), total_out)
-        return self._shared(index, node, total_out)
-
-    def _grouped(self, scores: Node, count: int, groups: int, rows: int) -> Node:
-        """Choosing among groups of experts first (DeepSeek V3)."""
-        used = self.shape.meta.get("expert_group_used_count", 1)
-        used = used if isinstance(used, int) else 1
-        each = count // groups
-        by_group = self.view(scores, each, groups, rows)
-        best = self.view(self.step("argsort", by_group.dims, by_group, type=I32), 2, groups, rows, packed=False)
-        tops = self.step("get_rows", (1, 2, groups, rows), self.view(by_group, 1, each, groups, rows), best)
-        totals = self.view(self.step("sum_rows", (1, groups, rows), self.view(tops, 2, groups, rows)), groups, rows)
-        picked = self.view(self.step("argsort", totals.dims, totals, type=I32), used, rows, packed=False)
-        kept = self.step("get_rows", (each, used, rows), by_group, picked)
-        empty = self.same("fill", by_group)
-        result = Node("set_rows", F32, empty.dims, empty.size, (kept, picked, empty), root=empty)
-        return self.view(result, count, rows)
-
-    def _expert(
-        self, index: int, name: str, node: Node, chosen: Node, sizes: tuple[int, int, int], used: int, rows: int
-    ) -> Node:
-        weight = self.need(index, f"{name}.weight", *sizes)
-        result = self.step("mul_mat_id", (weight.dims[1], used, rows), weight, node, chosen)
-        bias = self.weight(index, f"{name}.bias")
-        return result if bias is None else self.same("add_id", result, bias, chosen)
-
-    def _inner(self, index: int, node: Node, chosen: Node, used: int, hidden: int, rows: int) -> Node:
-        count = self.shape.layers[index].experts or self.shape.experts
-        sizes = self.shape.embedding, hidden, count
-        if self.has(index, "ffn_gate_up_exps.weight"):
-            both = self._expert(index, "ffn_gate_up_exps", node, chosen, sizes, used, rows)
-            half = both.dims[0] // 2
-            gate, up = (self.view(both, half, used, rows, packed=False) for _ in range(2))
-            return self.step("glu", (half, used, rows), gate, up)
-        up = self._expert(index, "ffn_up_exps", node, chosen, sizes, used, rows)
-        if self._tensors and not self.has(index, "ffn_gate_exps.weight"):
-            return self.same("unary", up)
-        gate = self._expert(index, "ffn_gate_exps", node, chosen, sizes, used, rows)
-        return self.step("glu", gate.dims, gate, up)
-
-    def _shared(self, index: int, node: Node, routed: Node) -> Node:
-        shape = self.shape
-        hidden = shape.shared_experts * shape.expert_feed_forward
-        if not (self.has(index, "ffn_up_shexp.weight") or (not self._tensors and hidden)):
-            return routed
-        shared = self.feed_forward(index, node, suffix="_shexp", hidden=hidden)
-        gate = self.weight(index, "ffn_gate_inp_shexp.weight")
-        if gate is not None:
-            shared = self.same("mul", shared, self.same("unary", self.matmul(gate, node)))
-        return self.same("add", routed, shared)
-
     def finish(self, node: Node) -> None:
         """Output norm and logits, which stay in memory to be read; encoders end with their embeddings."""
         label, width = self.placement.output, self.shape.embedding
         norm = "token_embd_norm" if self.shape.architecture in ("lfm2", "lfm2moe") else "output_norm"
-        if self.named(f"{norm}.weight") or not self._tensors:
+        if self.named(f"{norm}.weight") or not self.tensors:
             bias = self.top(f"{norm}.bias", label, width) if self.named(f"{norm}.bias") else None
             node = self.norm(node, self.top(f"{norm}.weight", label, width), bias)
         node.kept = True
