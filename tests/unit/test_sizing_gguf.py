@@ -16,7 +16,6 @@ from pytest_vram.testing import recipes, write_qwen3moe
 from pytest_vram.testing.sparse import Planned, Typed, header, write_sparse
 
 F32 = Planned("a.weight", (32, 2), "f32")
-NO_KEYS: dict[str, Any] = {}
 
 
 def start(*, version: int = 3, tensors: int = 0, keys: int = 0) -> bytes:
@@ -114,6 +113,31 @@ def test_arrays_of_texts_are_passed_exactly(tmp_path: Path, lengths: list[int]) 
     assert found.array("texts") == tuple(texts)
 
 
+def test_the_last_text_of_a_step_may_have_any_length(tmp_path: Path) -> None:
+    """What comes after a step of 256 texts is found whatever the length of the last of them."""
+    for size in range(100):
+        texts = ["x" * length for length in (*[5] * 255, size, 7)]
+        write_sparse(tmp_path / "m.gguf", {"texts": texts, "after": size}, [])
+        assert gguf.read(tmp_path / "m.gguf").metadata["after"] == size
+
+
+@pytest.mark.parametrize("place", [0, 255, 256, 511])
+def test_a_text_longer_than_any_file_ends_the_reading(place: int) -> None:
+    """A length of 2 to the power of 63 among many short ones is damage, wherever it stands."""
+    lengths = [1 << 63 if index == place else 0 for index in range(600)]
+    data = start(keys=1) + text(b"k") + struct.pack("<IIQ600Q", 9, 8, 600, *lengths)
+    assert "damaged at byte" in message(data)
+
+
+def test_short_arrays_of_numbers_are_decoded_at_once(tmp_path: Path) -> None:
+    """4096 entries are, one more is not."""
+    write_sparse(tmp_path / "m.gguf", {"short": [7] * 4096, "long": [7] * 4097}, [])
+    found = gguf.read(tmp_path / "m.gguf")
+    assert found.metadata["short"] == (7,) * 4096
+    assert "long" not in found.metadata
+    assert found.array("long") == (7,) * 4097
+
+
 def test_texts_full_of_what_looks_like_lengths_are_passed_exactly(tmp_path: Path) -> None:
     """Zeros and small bytes within texts are text."""
     texts = ["\0" * 8 + chr(size) + "\0" * 20 for size in range(1, 100)]
@@ -169,6 +193,16 @@ def test_a_part_of_another_model_is_noticed(tmp_path: Path) -> None:
     other.rename(tmp_path / "m-00002-of-00002.gguf")
     with pytest.raises(BadModel, match="hold a tensor of the same name|but the first promises"):
         gguf.read(path)
+
+
+def test_a_tensor_in_two_parts_is_noticed(tmp_path: Path) -> None:
+    """A copy of the first part under the second's name and number holds the same tensors."""
+    about: dict[str, Any] = {"split.count": Typed(2, "u16"), "split.tensors.count": Typed(2, "i32")}
+    for part in (0, 1):
+        path = tmp_path / f"m-0000{part + 1}-of-00002.gguf"
+        write_sparse(path, {**about, "split.no": Typed(part, "u16")}, [F32])
+    with pytest.raises(BadModel, match="hold a tensor of the same name: they are not of one model"):
+        gguf.read(tmp_path / "m-00001-of-00002.gguf")
 
 
 def test_parts_that_changed_places_are_noticed(tmp_path: Path) -> None:
@@ -227,6 +261,7 @@ def test_an_unknown_type_is_not_guessed(tmp_path: Path) -> None:
             start(keys=1) + text(b"k") + struct.pack("<I", 13) + bytes(9),
             "byte 33: the metadata key 'k' has the unknown type 13",
         ),
+        (start(keys=2) + 2 * (text(b"k") + struct.pack("<IIQ", 9, 8, 0)), "byte 49: the metadata key 'k' comes twice"),
         (start(keys=1) + text(b"k") + struct.pack("<IIQ", 9, 9, 0), "byte 37: the array 'k' holds arrays"),
         (
             start(keys=1) + text(b"k") + struct.pack("<IIQ", 9, 77, 0),

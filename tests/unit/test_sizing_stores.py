@@ -113,6 +113,7 @@ def test_a_single_snapshot_without_reference(hub: Path) -> None:
     snapshot = repository(hub, "org/model", "config.json", "model.safetensors")
     (hub / "models--org--model" / "refs" / "main").unlink()
     assert stores.locate("org/model") == snapshot
+    assert "no snapshot 'v9' of org/model" in refusal("org/model@v9")
 
 
 def test_the_only_gguf_file(hub: Path) -> None:
