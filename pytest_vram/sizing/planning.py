@@ -315,7 +315,10 @@ class _Case:
         if self.fixed_layers:
             return None
         kept = largest(0, self.blocks, lambda number: on_cards(experts, number))
-        return None if kept is None else (experts, kept)
+        if kept is None:
+            return None
+        # Layers are larger steps than experts: what is left of the card takes some experts back.
+        return smallest(0, experts, lambda number: on_cards(number, kept)) or 0, kept
 
     def _longest(self, cache: str, experts: int, layers: int | None) -> Plan | None:
         """The plan with the longest context up to the trained one."""
