@@ -383,7 +383,7 @@ class Skeleton:
             scores = self.step("mul_mat", (cached, each, heads, streams), k, q)
             if softcap:
                 scores = self.same("scale", self.same("unary", self.same("scale", scores)))
-            scores = self.same("soft_max", scores, mask)
+            scores = self.same("soft_max", scores, mask, *(() if sinks is None else (sinks,)))
             transposed = self.view(v, cached, width, v.dims[2], streams, packed=False)
             if k.root is v.root or self.shape.encoder:  # MLA shows K as V; without a cache V is as it was computed
                 transposed = self.step("cont", transposed.dims, transposed, type=v.type if v.type in _WIDTH else F16)

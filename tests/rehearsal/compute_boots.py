@@ -27,9 +27,12 @@ class Buffer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def error(self) -> float:
-        """Distance of the farther end from what was printed, relative to it, beyond the printed digits."""
+        """Distance of the farther end from what was printed, relative to it, beyond the printed digits.
+
+        Buffers of less than 64 KiB count as 64 KiB: their errors are of no use to anybody.
+        """
         distance = max(abs(self.predicted - self.printed), abs(self.at_most - self.printed)) - self.resolution
-        return max(0, distance) / max(1, self.printed)
+        return max(0, distance) / max(1 << 16, self.printed)
 
 
 def compare(executable: Path, folder: Path, one: boots.Draw, gpus: boots.Gpus) -> list[Buffer]:
