@@ -43,6 +43,7 @@ from pytest_vram.backends import flags, gguf_file
 from pytest_vram.backends.llama_server import REFUSED
 from pytest_vram.backends.smoke import in_words
 from pytest_vram.backends.words import said
+from pytest_vram.bootlog.devices import HOST
 from pytest_vram.bootlog.dry_run import COLUMNS, Amount, DryRunLog, Row, Trial, total
 from pytest_vram.errors import BackendError, BadModel, EngineNotFound, ModelNotFound
 from pytest_vram.ledger import Bucket, Entry, Ledger
@@ -54,6 +55,8 @@ MOST_DATA = 2 << 30
 #: Bytes of its log that are read: a server that writes more before its table is no llama-server.
 MOST_LOG = 256 << 20
 SOURCE = "dry-run"
+#: llama-server queues its log, and what is queued when it exits is lost, sometimes all of its reason.
+_ATTEMPTS = 5
 _VERBOSITY = 5  # the buffers of a trial are printed as debug lines
 _PR_SET_PDEATHSIG = 1
 _SPLIT = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<parts>\d{5})\.gguf")
@@ -131,12 +134,23 @@ def dry_run(
     with _linked(model) as linked:
         command = [str(binary), "--model", str(linked), "--host", "127.0.0.1", "--port", "0", "--fit", "on"]
         command += ["--verbosity" if known.knows("verbosity") else "--log-verbosity", str(_VERBOSITY), *argv]
-        run = _Run(
-            command, linked, folder, dict(environment or {}), limited=not _drivers_here(), once=_tries_once(used)
-        )
-        trial = run.trial(began + timeout)
+        attempts = _ATTEMPTS
+        while True:
+            _link(model, linked.parent)
+            run = _Run(
+                command, linked, folder, dict(environment or {}), limited=not _drivers_here(), once=_tries_once(used)
+            )
+            trial = run.trial(began + timeout)
+            attempts -= 1
+            if not attempts or not run.lost_its_words(trial):
+                break
     if not trial.rows:
         raise _no_table(run, trial, binary, model, timeout)
+    if endpoints and all(row.label == HOST for row in trial.rows):
+        raise BackendError(
+            f"{binary} reached no device at {', '.join(endpoints)}, and put all of {model} on the host: start the RPC"
+            " server there, of the same build; it serves one program at a time"
+        )
     return DryRun(
         binary=str(binary),
         model=str(model),
@@ -317,23 +331,37 @@ def _linked(model: Path) -> Iterator[Path]:
         gguf_file.check(model, "the model of the dry run")
     except ModelNotFound as error:
         raise BadModel(str(error)) from None
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vram-dry-run-")))
+        except OSError as error:
+            raise _no_links(error) from None
+        yield folder / model.name
+
+
+def _link(model: Path, folder: Path) -> None:
+    """Make the links, anew where there were some: one for each part of the model.
+
+    :raises BackendError: they cannot be made.
+    """
     real = Path(os.path.abspath(model))
     split = _SPLIT.fullmatch(real.name)
     names = [real.name]
     if split is not None:
         count = int(split["parts"])
         names = [f"{split['stem']}-{part:05d}-of-{split['parts']}.gguf" for part in range(1, count + 1)]
-    with contextlib.ExitStack() as stack:
-        try:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vram-dry-run-")))
-            for name in names:
-                if (real.parent / name).exists():
-                    (folder / name).symlink_to(real.parent / name)
-        except OSError as error:
-            raise BackendError(
-                f"the dry run needs temporary links to the model, in {tempfile.gettempdir()}: {error.strerror}"
-            ) from None
-        yield folder / real.name
+    try:
+        for name in names:
+            if (real.parent / name).exists():
+                (folder / name).unlink(missing_ok=True)
+                (folder / name).symlink_to(real.parent / name)
+    except OSError as error:
+        raise _no_links(error) from None
+
+
+def _no_links(error: OSError) -> BackendError:
+    where = tempfile.gettempdir()
+    return BackendError(f"the dry run needs temporary links to the model, in {where}: {error.strerror}")
 
 
 class _Run:
@@ -391,6 +419,10 @@ class _Run:
         self.code = process.returncode if not (self.timed_out or self._log.decided or self.loading) else None
         return self._log.trial()
 
+    def lost_its_words(self, trial: Trial) -> bool:
+        """Whether it exited by itself, with neither a table nor a reason."""
+        return not trial.rows and trial.refusal is None and self.code is not None and self.code > 0
+
     def words(self, model: Path) -> str:
         """The last lines of its log, with the model's own path."""
         return said("\n".join(self.last).replace(str(self.linked), str(model)), 300) or "none"
@@ -398,7 +430,8 @@ class _Run:
     def _read(self, process: subprocess.Popen[bytes], deadline: float) -> None:
         assert process.stdout is not None
         seen, rest = 0, b""
-        _narrow(process.stdout.fileno())
+        # A large pipe holds up nobody, so that less is lost where it exits; a small one holds the engine up.
+        _resize(process.stdout.fileno(), 1 << 20 if self._once else 4096)
         with selectors.DefaultSelector() as ready:
             ready.register(process.stdout, selectors.EVENT_READ)
             while not self._log.decided and not self._log.loading:
@@ -439,13 +472,13 @@ def _tries_once(options: Mapping[str, object]) -> bool:
     return "parallel" not in options or str(context).strip() != "0"
 
 
-def _narrow(pipe: int) -> None:
-    """Make a pipe as small as it can be, where the system lets us: what was not read yet holds the engine up."""
+def _resize(pipe: int, size: int) -> None:
+    """Change what a pipe holds, where the system lets us."""
     import fcntl
 
     if hasattr(fcntl, "F_SETPIPE_SZ"):
         with contextlib.suppress(OSError):
-            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 4096)
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size)
 
 
 def _close(folder: Path) -> None:
