@@ -145,6 +145,7 @@ def test_two_devices_have_a_row_each(llama_70b: Path) -> None:
 
 def waited_at(pipe: Path) -> bool:
     """Whether somebody waits at the other end of a pipe; it is broken for him then."""
+    assert pipe.is_fifo()
     try:
         os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
     except OSError:
