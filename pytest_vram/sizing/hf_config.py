@@ -110,9 +110,9 @@ class Config(msgspec.Struct, kw_only=True):
         if isinstance(found, float) and found.is_integer():
             found = int(found)
         if isinstance(found, bool) or not isinstance(found, int):
-            raise self.bad(name, f"is {_shown(found)}, which is not a whole number")
+            raise self.bad(name, f"is {shown(found)}, which is not a whole number")
         if not 0 <= found <= most:
-            raise self.bad(name, f"is {_shown(found)}, which is outside 0 to {most}")
+            raise self.bad(name, f"is {shown(found)}, which is outside 0 to {most}")
         return found
 
     def integer(self, *names: str, default: int | None = None, most: int = MOST_ELEMENTS) -> int:
@@ -150,7 +150,7 @@ class Config(msgspec.Struct, kw_only=True):
             return default
         if isinstance(found, bool) or found in (0, 1):
             return bool(found)
-        raise self.bad(names[0], f"is {_shown(found)}, which is neither true nor false")
+        raise self.bad(names[0], f"is {shown(found)}, which is neither true nor false")
 
     def indices(self, *names: str) -> list[int] | None:
         """A list of whole numbers, or ``None``."""
@@ -158,7 +158,7 @@ class Config(msgspec.Struct, kw_only=True):
         if found is None:
             return None
         if not isinstance(found, list):
-            raise self.bad(names[0], f"is {_shown(found)}, which is not a list")
+            raise self.bad(names[0], f"is {shown(found)}, which is not a list")
         return [self._whole(f"{names[0]}[{index}]", item, MOST_ELEMENTS) for index, item in enumerate(found)]
 
     def words(self, *names: str) -> list[str] | None:
@@ -167,7 +167,7 @@ class Config(msgspec.Struct, kw_only=True):
         if found is None:
             return None
         if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
-            raise self.bad(names[0], f"is {_shown(found)}, which is not a list of names")
+            raise self.bad(names[0], f"is {shown(found)}, which is not a list of names")
         if len(found) > MOST_LAYERS:
             raise self.bad(names[0], f"lists {len(found)} names")
         return found
@@ -180,7 +180,7 @@ class Config(msgspec.Struct, kw_only=True):
         if found is None:
             return None
         if not isinstance(found, dict):
-            raise self.bad(name, f"is {_shown(found)}, which is not an object")
+            raise self.bad(name, f"is {shown(found)}, which is not an object")
         return found
 
     def has(self, *names: str) -> bool:
@@ -196,7 +196,7 @@ class Config(msgspec.Struct, kw_only=True):
                 if found is None or found == "auto":
                     continue
                 if not isinstance(found, str):
-                    raise self.bad(key, f"is {_shown(found)}, which is not the name of a number format")
+                    raise self.bad(key, f"is {shown(found)}, which is not the name of a number format")
                 return found.removeprefix("torch.")
         return ""
 
@@ -215,7 +215,7 @@ class Config(msgspec.Struct, kw_only=True):
         """Every note so far, with one that lists the defaults that stood in for missing values."""
         notes = list(self.notes)
         if self.assumed:
-            listed = ", ".join(f"{key} = {_shown(value)}" for key, value in self.assumed.items())
+            listed = ", ".join(f"{key} = {shown(value)}" for key, value in self.assumed.items())
             notes.append(
                 Note(
                     kind="assumed",
@@ -226,7 +226,8 @@ class Config(msgspec.Struct, kw_only=True):
         return tuple(notes)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value of a config as a message shows it: short, whatever it is."""
     text = json.dumps(value, default=str) if not isinstance(value, int) or abs(value) < 10**20 else "a huge number"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -251,7 +252,7 @@ def load_json(path: Path, largest: int = LARGEST_FILE) -> dict[str, Any]:
     except ValueError as error:
         raise BadModel(f"{path} is not valid JSON: {error}.") from None
     if not isinstance(found, dict):
-        raise BadModel(f"{path} holds {_shown(found)} where a JSON object is expected.")
+        raise BadModel(f"{path} holds {shown(found)} where a JSON object is expected.")
     return found
 
 
@@ -270,7 +271,7 @@ def read_config(folder: Path) -> Config:
         if inner is None:
             continue
         if not isinstance(inner, dict):
-            raise BadModel(f"{path}: {prefix}{key} is {_shown(inner)}, which is not an object.")
+            raise BadModel(f"{path}: {prefix}{key} is {shown(inner)}, which is not an object.")
         # Some configs nest an empty or partial copy beside the flat values: the flat ones win there.
         if not inner or ("num_hidden_layers" not in inner and "num_hidden_layers" in fields):
             continue
@@ -311,7 +312,7 @@ def _architecture(path: Path, outer: dict[str, Any]) -> str:
     if found is None:
         return ""
     if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
-        raise BadModel(f"{path}: architectures is {_shown(found)}, which is not a list of names.")
+        raise BadModel(f"{path}: architectures is {shown(found)}, which is not a list of names.")
     return found[0] if found else ""
 
 
@@ -323,7 +324,7 @@ def _model_type(path: Path, outer: dict[str, Any], fields: dict[str, Any], archi
         if found is None:
             continue
         if not isinstance(found, str):
-            raise BadModel(f"{path}: model_type is {_shown(found)}, which is not a name.")
+            raise BadModel(f"{path}: model_type is {shown(found)}, which is not a name.")
         found = _REMOTE_NAMES.get(found, found)
         found = found if found in known.classes else known.text_of.get(found, found)
         if found in known.classes or source is outer or "model_type" not in outer:

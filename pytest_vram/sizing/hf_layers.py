@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from pytest_vram.sizing.hf_config import MOST_LAYERS, Config
+from pytest_vram.sizing.hf_config import MOST_LAYERS, Config, shown
+from pytest_vram.sizing.hf_feed_forward import feed_forwards
 from pytest_vram.sizing.shape import Layer, Mla, Note, Ssm
 
 Kind = Literal["full", "window", "chunked", "indexed", "linear", "conv", "hybrid", "hybrid_window", "none"]
@@ -64,39 +65,43 @@ def is_encoder(config: Config) -> bool:
     return config.model_type in _ENCODERS and not config.flag("is_decoder")
 
 
-def count(config: Config) -> int:
-    """Blocks of the language model.
+def block_words(config: Config) -> list[str]:
+    """What each block is, in the words of ``layer_types``.
 
-    Nemotron-H's class takes the number from its list of kinds and ignores ``num_hidden_layers`` beside it.
+    Nemotron-H's class takes the number of blocks from its list or its pattern of letters and ignores
+    ``num_hidden_layers`` beside them.
     """
     pattern = config.given("hybrid_override_pattern")
-    if config.model_type == "nemotron_h":
-        listed = pattern if isinstance(pattern, str) else config.words("layer_types", "layers_block_type")
-        if listed:
-            return len(listed)
-    return config.positive("num_hidden_layers", "n_layer", "n_layers", "num_layers", most=MOST_LAYERS)
-
-
-def kinds(config: Config, layers: int) -> list[Kind]:
-    """What kind of block each is."""
-    pattern = config.given("hybrid_override_pattern")
-    if isinstance(pattern, str):
-        letters: dict[str, Kind] = {"M": "linear", "E": "none", "*": "full", "-": "none"}
-        unknown = set(pattern) - set(letters)
-        if unknown:
-            raise config.bad("hybrid_override_pattern", f"has {sorted(unknown)[0]!r}; known are M, E, * and -")
-        return [letters[letter] for letter in pattern]
     listed = config.words("layer_types", "layers_block_type")
-    if listed is None or not listed:
-        found = _derived(config, layers)
-    else:
-        if len(listed) < layers:
-            raise config.bad("layer_types", f"lists {len(listed)} kinds for {layers} layers")
-        found = [_named(config, word) for word in listed[:layers]]
-    if config.model_type == "gemma4_text" and found:
+    if config.model_type == "nemotron_h":
+        if listed:
+            return listed
+        if pattern is None:
+            config.assumed["hybrid_override_pattern"] = pattern = "ME*-"
+        letters = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
+        if (
+            not isinstance(pattern, str)
+            or not pattern
+            or len(pattern) > MOST_LAYERS
+            or not set(pattern) <= set(letters)
+        ):
+            raise config.bad("hybrid_override_pattern", f"is {shown(pattern)}; its letters are M, E, * and -")
+        return [letters[letter] for letter in pattern]
+    layers = config.positive("num_hidden_layers", "n_layer", "n_layers", "num_layers", most=MOST_LAYERS)
+    if not listed:
+        return _derived(config, layers)
+    if len(listed) < layers:
+        raise config.bad("layer_types", f"lists {len(listed)} kinds for {layers} layers")
+    words = listed[:layers]
+    if config.model_type == "gemma4_text":
         # Its class forces the last block to full attention.
-        found[-1] = "full"
-    return found
+        words[-1] = "full_attention"
+    return words
+
+
+def kinds(config: Config) -> list[Kind]:
+    """What kind of block each is."""
+    return [_named(config, word) for word in block_words(config)]
 
 
 def _named(config: Config, word: str) -> Kind:
@@ -109,54 +114,56 @@ def _named(config: Config, word: str) -> Kind:
     return kind
 
 
-def _derived(config: Config, layers: int) -> list[Kind]:
+def _derived(config: Config, layers: int) -> list[str]:
     """The rule of the model's own configuration class, where no list is given."""
     model, every = config.model_type, range(layers)
     if model in _ALL_LINEAR:
-        return ["linear"] * layers
+        return ["linear_attention"] * layers
     if model == "falcon_h1":
         return ["hybrid"] * layers
     if model == "jamba":
         period = config.positive("attn_layer_period", default=8)
         offset = config.integer("attn_layer_offset", default=4)
-        return ["full" if index % period == offset else "linear" for index in every]
+        return ["full_attention" if index % period == offset else "linear_attention" for index in every]
     if model == "bamba":
         chosen = set(config.indices("attn_layer_indices") or [])
-        return ["full" if index in chosen else "linear" for index in every]
+        return ["full_attention" if index in chosen else "linear_attention" for index in every]
     if model == "granitemoehybrid":
-        return ["linear"] * layers
+        return ["linear_attention"] * layers
     if model == "zamba2":
         return _zamba2(config, layers)
     if model == "recurrent_gemma":
         words = config.words("block_types", "_block_types") or ["recurrent", "recurrent", "attention"]
-        return ["linear" if words[index % len(words)] == "recurrent" else "window" for index in every]
+        return [
+            "linear_attention" if words[index % len(words)] == "recurrent" else "sliding_attention" for index in every
+        ]
     if model in _GATED_DELTA:
         interval = config.positive("full_attention_interval", default=4)
-        return ["linear" if (index + 1) % interval else "full" for index in every]
+        return ["linear_attention" if (index + 1) % interval else "full_attention" for index in every]
     if model == "minimax":
-        return ["full" if (index + 1) % 2 else "linear" for index in every]
+        return ["full_attention" if (index + 1) % 2 else "linear_attention" for index in every]
     if model in ("lfm2", "lfm2_moe"):
         chosen = set(config.indices("full_attn_idxs") or every)
-        return ["full" if index in chosen else "conv" for index in every]
+        return ["full_attention" if index in chosen else "conv" for index in every]
     if model == "kimi_linear":
         return _kimi_linear(config, layers)
     if model == "llama4_text":
-        return _rope_blocks(config, layers, rope="chunked", other="full")
+        return _rope_blocks(config, layers, rope="chunked_attention", other="full_attention")
     if model == "modernbert":
         every_n = config.positive("global_attn_every_n_layers", default=3)
-        return ["window" if index % every_n else "full" for index in every]
+        return ["sliding_attention" if index % every_n else "full_attention" for index in every]
     if model == "mimo_v2_flash":
-        return ["full" if index == 0 or (index + 1) % 6 == 0 else "window" for index in every]
+        return ["full_attention" if index == 0 or (index + 1) % 6 == 0 else "sliding_attention" for index in every]
     if model == "smollm3":
         if config.flag("use_sliding_window") and config.integer("sliding_window", default=0):
-            return _rope_blocks(config, layers, rope="full", other="window")
-        return ["full"] * layers
+            return _rope_blocks(config, layers, rope="full_attention", other="sliding_attention")
+        return ["full_attention"] * layers
     if config.has("index_head_dim") and config.has("kv_lora_rank"):
-        return ["indexed"] * layers
+        return ["indexed_attention"] * layers
     return _periodic(config, layers)
 
 
-def _rope_blocks(config: Config, layers: int, *, rope: Kind, other: Kind) -> list[Kind]:
+def _rope_blocks(config: Config, layers: int, *, rope: str, other: str) -> list[str]:
     """Kinds by whether a block has rotary positions: ``no_rope_layers`` lists 1 where it has them."""
     listed = config.indices("no_rope_layers")
     if not listed:
@@ -167,48 +174,50 @@ def _rope_blocks(config: Config, layers: int, *, rope: Kind, other: Kind) -> lis
     return [rope if has else other for has in listed[:layers]]
 
 
-def _zamba2(config: Config, layers: int) -> list[Kind]:
+def _zamba2(config: Config, layers: int) -> list[str]:
     chosen = config.indices("hybrid_layer_ids")
     if chosen is None:
         # The class's default list of 54 blocks.
         chosen = [6, 12, 18, 24, 30, 36, 42, 47, 51]
         config.assumed["hybrid_layer_ids"] = chosen
-    return ["hybrid" if index in set(chosen) else "linear" for index in range(layers)]
+    return ["hybrid" if index in set(chosen) else "linear_attention" for index in range(layers)]
 
 
-def _kimi_linear(config: Config, layers: int) -> list[Kind]:
+def _kimi_linear(config: Config, layers: int) -> list[str]:
     section = config.section("linear_attn_config")
     if section is None:
-        raise config.bad("linear_attn_config", "is missing, which says which blocks are linear")
+        return ["full_attention" if index and index % 4 == 0 else "linear_attention" for index in range(layers)]
     chosen = section.get("full_attn_layers")
     if not isinstance(chosen, list):
         raise config.bad("linear_attn_config.full_attn_layers", "is not a list")
     # Counted from 1 in this family.
-    return ["full" if index + 1 in chosen else "linear" for index in range(layers)]
+    return ["full_attention" if index + 1 in chosen else "linear_attention" for index in range(layers)]
 
 
-def _periodic(config: Config, layers: int) -> list[Kind]:
+def _periodic(config: Config, layers: int) -> list[str]:
     """Sliding windows: in all blocks, in all but every n-th, from one block on, or nowhere."""
     model = config.model_type
     if config.given("use_sliding_window") is not None or model.startswith("qwen"):
         if not config.flag("use_sliding_window") or not config.integer("sliding_window", default=0):
-            return ["full"] * layers
+            return ["full_attention"] * layers
         first = config.integer("max_window_layers", default=0)
-        return ["window" if index >= first else "full" for index in range(layers)]
+        return ["sliding_attention" if index >= first else "full_attention" for index in range(layers)]
     if not config.integer("sliding_window", default=0):
-        return ["full"] * layers
+        return ["full_attention"] * layers
     pattern = config.given("sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers")
     if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
         # EXAONE writes one letter per block of a group.
-        return ["window" if pattern[index % len(pattern)] == "L" else "full" for index in range(layers)]
+        return [
+            "sliding_attention" if pattern[index % len(pattern)] == "L" else "full_attention" for index in range(layers)
+        ]
     if pattern is None and model in _PERIODS:
         period = _PERIODS[model]
         config.assumed["sliding_window_pattern"] = period
     elif pattern is None:
-        return ["window"] * layers
+        return ["sliding_attention"] * layers
     else:
         period = config.positive("sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers")
-    return ["window" if (index + 1) % period else "full" for index in range(layers)]
+    return ["sliding_attention" if (index + 1) % period else "full_attention" for index in range(layers)]
 
 
 class Attention(msgspec.Struct, frozen=True, kw_only=True):
@@ -389,7 +398,11 @@ def ssm(config: Config) -> Ssm | None:
         heads = config.positive("num_attention_heads")
         return Ssm(kind="lightning", inner=heads * head_size(config, heads), state=head_size(config, heads))
     if model == "kimi_linear":
-        section: dict[str, Any] = config.section("linear_attn_config") or {}
+        section: dict[str, Any] = config.section("linear_attn_config") or {
+            "num_heads": config.integer("linear_num_heads"),
+            "head_dim": config.integer("linear_head_dim"),
+            "short_conv_kernel_size": config.integer("linear_conv_kernel_dim"),
+        }
         sizes = [section.get("num_heads"), section.get("head_dim"), section.get("short_conv_kernel_size", 4)]
         whole = [size for size in sizes if isinstance(size, int) and 0 < size < 1 << 20]
         if len(whole) < len(sizes):
@@ -435,8 +448,8 @@ def states(found: Ssm) -> tuple[int, int]:
 
 def build(config: Config) -> tuple[Layer, ...]:
     """Every block of the language model, with its feed-forward or experts."""
-    layers = count(config)
-    found = kinds(config, layers)
+    words = block_words(config)
+    layers, found = len(words), [_named(config, word) for word in words]
     blocks = attention(config, layers, found)
     latent, recurrent = mla(config), ssm(config)
     encoder = is_encoder(config)
@@ -445,7 +458,7 @@ def build(config: Config) -> tuple[Layer, ...]:
         raise config.bad("num_kv_shared_layers", f"is {shared} for {layers} layers")
     indexer = config.integer("index_head_dim", default=0) if "indexed" in found else 0
     indexer_kinds = config.words("indexer_types") or []
-    dense, experts = feed_forwards(config, layers)
+    dense, experts = feed_forwards(config, words)
     if recurrent is None and any(kind in ("linear", "conv", "hybrid", "hybrid_window") for kind in found):
         text = f"{config.path}: the state of {config.model_type!r}'s recurrent blocks is not known and is not counted."
         config.notes.append(Note(kind="unknown", bucket="recurrent", text=text))
@@ -469,104 +482,3 @@ def build(config: Config) -> tuple[Layer, ...]:
                 row["state_s"] = 0
         result.append(msgspec.convert(row, Layer))
     return tuple(result)
-
-
-def expert_count(config: Config) -> int:
-    """Routed experts of one mixture, 0 when dense; families name the key differently."""
-    if config.model_type == "gemma4_text" and not config.flag("enable_moe_block"):
-        return 0
-    most = 1_000_000
-    found = config.integer(
-        "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", default=0, most=most
-    )
-    # One "expert" is how dense members of mixture families are written.
-    return found if found > 1 else 0
-
-
-def feed_forwards(config: Config, layers: int) -> tuple[list[int], list[int]]:
-    """Hidden size of each dense feed-forward (0 where there is none), and experts of each block (0 where dense)."""
-    model, every = config.model_type, range(layers)
-    width: list[int]
-    if model in ("mamba", "mamba2", "falcon_mamba"):
-        return [0] * layers, [0] * layers
-    if model == "llama4_text":
-        width = [config.integer("intermediate_size_mlp", "intermediate_size")] * layers
-    elif config.has("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"):
-        width = config.per_layer(layers, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
-    else:
-        width = [4 * config.positive("hidden_size", "n_embd", "d_model")] * layers
-    if model == "lfm2" and config.flag("block_auto_adjust_ff_dim", default=True):
-        width = [_lfm2_width(config, width[0])] * layers
-    if model == "gemma4_text" and config.flag("use_double_wide_mlp"):
-        first = layers - config.integer("num_kv_shared_layers", default=0)
-        width = [2 * size if index >= first else size for index, size in enumerate(width)]
-    total = expert_count(config)
-    if model == "nemotron_h":
-        pattern = config.given("hybrid_override_pattern")
-        marks = list(pattern) if isinstance(pattern, str) else config.words("layer_types", "layers_block_type") or []
-        mixture = [mark in ("E", "moe") for mark in marks]
-        dense = [size if mark in ("-", "mlp") else 0 for mark, size in zip(marks, width, strict=True)]
-        return dense, [total if sparse else 0 for sparse in mixture]
-    if model == "zamba2":
-        hybrid = {"hybrid", "hybrid_window"}
-        return [size if kind in hybrid else 0 for size, kind in zip(width, kinds(config, layers), strict=True)], [
-            0
-        ] * layers
-    if not total:
-        return width, [0] * layers
-    sparse = _sparse(config, layers)
-    if model == "gemma4_text":
-        # A dense feed-forward runs beside the experts.
-        return width, [total if chosen else 0 for chosen in sparse]
-    return (
-        [0 if sparse[index] else width[index] for index in every],
-        [total if sparse[index] else 0 for index in every],
-    )
-
-
-def _lfm2_width(config: Config, width: int) -> int:
-    """LFM2 takes two thirds of the stated width, times a factor, rounded up (``Lfm2MLP`` of transformers 5.24)."""
-    multiplier = config.value("block_ffn_dim_multiplier")
-    adjusted = int(2 * width / 3)
-    if isinstance(multiplier, (int, float)) and not isinstance(multiplier, bool):
-        adjusted = int(multiplier * adjusted)
-    step = config.positive("block_multiple_of", default=256)
-    return step * (-(-adjusted // step))
-
-
-def _sparse(config: Config, layers: int) -> list[bool]:
-    """Which blocks are mixtures, by the key that the family uses for it."""
-    every = range(layers)
-    listed = config.words("mlp_layer_types")
-    if listed:
-        return [index < len(listed) and listed[index] == "sparse" for index in every]
-    if config.model_type in ("glm4_moe_lite", "hy_v3", "mimo_v2_flash") and config.given("moe_layer_freq") is None:
-        leading = config.given("first_k_dense_replace")
-        return [index >= (leading if isinstance(leading, int) else 1) for index in every]
-    if config.model_type == "llama4_text":
-        chosen = config.indices("moe_layers")
-        step = config.positive("interleave_moe_layer_step", default=1)
-        return [index in chosen if chosen is not None else (index + 1) % step == 0 for index in every]
-    if config.model_type == "jamba":
-        period, offset = (
-            config.positive("expert_layer_period", default=2),
-            config.integer("expert_layer_offset", default=1),
-        )
-        return [index % period == offset for index in every]
-    if config.has("moe_layer_start_index"):
-        start = config.integer("moe_layer_start_index", default=0)
-        interval = config.positive("moe_layer_interval", default=1)
-        end = config.given("moe_layer_end_index")
-        last = end if isinstance(end, int) and end >= 0 else layers - 1
-        return [start <= index <= last and (index + 1) % interval == 0 for index in every]
-    if config.has("decoder_sparse_step", "mlp_only_layers"):
-        step = config.positive("decoder_sparse_step", default=1)
-        only = set(config.indices("mlp_only_layers") or [])
-        return [index not in only and (index + 1) % step == 0 for index in every]
-    frequency = config.given("moe_layer_freq")
-    if isinstance(frequency, list):
-        marks = config.indices("moe_layer_freq") or []
-        return [index < len(marks) and bool(marks[index]) for index in every]
-    step = config.positive("moe_layer_freq", default=1)
-    leading = config.integer("first_k_dense_replace", "num_dense_layers", default=0)
-    return [index >= leading and index % step == 0 for index in every]

@@ -8,6 +8,7 @@ import msgspec
 
 from pytest_vram.sizing import hf_layers, hf_quant, hf_weights, safetensors
 from pytest_vram.sizing.hf_config import Config, read_config
+from pytest_vram.sizing.hf_feed_forward import expert_count
 from pytest_vram.sizing.shape import Layer, ModelShape, Note, Tensor
 
 _FLOATS = {"f32": 4, "f16": 2, "bf16": 2, "f64": 8}
@@ -45,7 +46,7 @@ def read_shape(folder: Path) -> ModelShape:
             config.notes.append(Note(kind="rule", bucket="weights", text=text))
             break
     meta = _meta(config, quant, tensors)
-    experts = hf_layers.expert_count(config)
+    experts = expert_count(config)
     if experts:
         meta["shared_expert_width"] = hf_weights.shared_width(config)
     leading = next((index for index, layer in enumerate(layers) if layer.experts), 0)

@@ -191,7 +191,7 @@ def compute(
     if is_encoder(config):
         writer.plain("model.token_type_embeddings.weight", hidden, config.integer("type_vocab_size", default=2))
         _norm(writer, "model.embed_norm", hidden, family)
-    found = kinds(config, len(layers))
+    found = kinds(config)
     for index, (layer, kind) in enumerate(zip(layers, found, strict=True)):
         prefix = f"model.layers.{index}"
         for number in range(family.norms):
