@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 from pytest_vram.errors import BadInput, BadModel
-from pytest_vram.sizing import gguf, gguf_shape, kv, placement, recurrent, weights
+from pytest_vram.sizing import buffers, gguf, gguf_shape, kv, placement, recurrent, weights
 from pytest_vram.sizing.gguf_architectures import ARCHITECTURES
 from pytest_vram.sizing.options import CURRENT, Device, Draft, Era, LlamaOptions
 from pytest_vram.sizing.shape import Layer, ModelShape
 from pytest_vram.testing import hybrid_recipes, recipes
 from pytest_vram.testing.recipes import Recipe
+from pytest_vram.testing.sparse import Planned
 
 TWO = (Device(label="gpu0", name="CUDA0"), Device(label="gpu1", name="CUDA1"))
 
@@ -229,3 +230,30 @@ def test_an_unknown_tensor_type_bounds_the_weights(tmp_path: Path) -> None:
     odd = msgspec.structs.replace(first, type="type 99", bytes=0, known=False)
     noted = weights.notes(msgspec.structs.replace(shape, tensors=(odd, *others)), LlamaOptions(devices=()))
     assert [(note.kind, note.bucket) for note in noted] == [("unknown", "weights")]
+
+
+def test_rope_factors_are_copied_to_every_device(tmp_path: Path) -> None:
+    """Each device with blocks gets its own copy of the rope factors."""
+    recipe = recipes.llama(layers=4)
+    factors = Planned("rope_freqs.weight", (4096,), "f32")
+    shapes = [
+        shape_of(tmp_path, recipe),
+        shape_of(tmp_path, msgspec.structs.replace(recipe, tensors=(*recipe.tensors, factors))),
+    ]
+    options = LlamaOptions(devices=TWO, tensor_split=(1.0, 1.0), n_gpu_layers=4)
+    sums = []
+    for shape in shapes:
+        entries = weights.weights(shape, options, placement.place(shape, options))
+        sums.append({entry.device: entry.bytes for entry in entries})
+    more = {label: sums[1][label] - sums[0][label] for label in sums[1]}
+    assert more == {"host": 16384, "gpu0": 16384, "gpu1": 16384}
+
+
+def test_what_a_buffer_adds_to_a_tensor() -> None:
+    """Tensors are aligned to 32 bytes, on CUDA to 128; CUDA completes quantised rows to 512 elements, once a tensor."""
+    assert buffers.held(33, 33, "i8", 33, None) == 64
+    assert buffers.held(33, 33, "i8", 33, "cuda") == 128
+    row = 320 // 32 * 34
+    assert buffers.held(row * 64, 320, "q8_0", 320 * 64, "rpc") == row * 64
+    assert buffers.held(row * 64, 320, "q8_0", 320 * 64, "cuda") == -(-(row * 64 + 192 // 32 * 34) // 128) * 128
+    assert buffers.held(1024 * 34, 512, "q8_0", 1 << 15, "cuda") == 1024 * 34
