@@ -374,9 +374,6 @@ class Arena:
             if offset + size == block[0]:
                 block[0] = offset
                 block[1] += size
-                if index and free[index - 1][0] + free[index - 1][1] == offset:
-                    free[index - 1][1] += block[1]
-                    del free[index]
                 return
         place = sum(block[0] < offset for block in free)
         free.insert(place, [offset, size])
