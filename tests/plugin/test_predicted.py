@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pytest_vram.sizing import estimate
 from pytest_vram.testing import recipes
 from tests.conftest import Inner
 
@@ -62,21 +63,15 @@ def report(folder: Path) -> dict[str, Any]:
     return table
 
 
-def interval(project: pytest.Pytester, inner: Inner) -> tuple[int, int]:
-    """Both ends of the estimate on the card, as the fixture has them."""
-    project.makepyfile(
-        test_ends="import pathlib\ndef test_ends(vram_estimate):\n"
-        "    ends = vram_estimate.total()['gpu0'], vram_estimate.at_most()['gpu0']\n"
-        "    pathlib.Path('ends').write_text(' '.join(map(str, ends)))\n"
-    )
-    inner("test_ends.py").assert_outcomes(passed=1)
-    low, high = (project.path / "ends").read_text().split()
-    return int(low), int(high)
+def interval(project: pytest.Pytester) -> tuple[int, int]:
+    """Both ends of the estimate on the card."""
+    made = estimate(str(project.path / "large.gguf"), ctx_size=8192, n_gpu_layers=99, parallel=1)
+    return made.total()["gpu0"], made.at_most()["gpu0"]
 
 
 def test_the_ends_of_the_estimate_decide(project: pytest.Pytester, inner: Inner) -> None:
     """A limit under the lower end fails, one between the ends is undecided, one at the upper end holds."""
-    low, high = interval(project, inner)
+    low, high = interval(project)
     assert low < high
     project.makepyfile(test_it=TESTS.format(over=f"{low - 1}B", between=f"{high - 1}B", under=f"{high}B"))
     result = inner("--vram-device=predicted", "--vram-report=out.json", "test_it.py")
@@ -233,7 +228,7 @@ def test_the_fixture_starts_nothing(project: pytest.Pytester, inner: Inner) -> N
 
 def test_workers_judge_estimates_too(project: pytest.Pytester, inner: Inner) -> None:
     """With xdist each worker makes the estimates that its tests need."""
-    low, high = interval(project, inner)
+    low, high = interval(project)
     project.makepyfile(test_it=TESTS.format(over=f"{low - 1}B", between=f"{high - 1}B", under=f"{high}B"))
     result = inner("--vram-device=predicted", "-n2", "test_it.py")
     assert result.ret == 1
