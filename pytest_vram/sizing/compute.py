@@ -120,13 +120,13 @@ def _filled(graph: Skeleton) -> Skeleton:
     chosen = representative(shape, graph.placement)
     rwkv = recurrent.Rwkv7(graph) if shape.architecture == "rwkv7" else None
     for index in chosen:
-        last = index == chosen[-1]
+        last = index == chosen[-1] and shape.architecture not in ALL_ROWS
         node = _block(graph, index, node, last=last) if rwkv is None else rwkv.block(index, node, last=last)
         if inputs is not None:
             node = graph.with_layer_input(index, node, inputs, last=last)
         scale = graph.weight(index, "layer_output_scale.weight")
         node = node if scale is None else graph.same("mul", node, scale)
-    graph.finish(node)
+    graph.finish(node, all_rows=shape.architecture in ALL_ROWS)
     return graph
 
 
@@ -209,6 +209,10 @@ def representative(shape: ModelShape, placement: Placement) -> list[int]:
             chosen.append(index)
     return chosen
 
+
+# Models with a prediction head that their graph is ready for: all rows go through the last block and the output norm,
+# whose result is kept for that head (``cparams.embeddings_nextn_masked``, off by default).
+ALL_ROWS = frozenset(("gemma4", "qwen3next", "qwen35", "qwen35moe", "nemotron_h", "nemotron_h_moe"))
 
 # A sum takes over the memory of its first term, so the order in which a model's source adds matters.
 RESIDUAL_FIRST = frozenset(("jamba", "lfm2", "lfm2moe", "openelm", "phi3"))

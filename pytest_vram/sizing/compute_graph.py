@@ -506,14 +506,20 @@ class Skeleton:
         self.expand(q, k, v)
         return self.attend(index, q, k, v, self.mask(layer.window, self.tokens))
 
-    def finish(self, node: Node) -> None:
-        """Output norm and logits, which stay in memory to be read; encoders end with their embeddings."""
+    def finish(self, node: Node, *, all_rows: bool = False) -> None:
+        """Output norm and logits, which stay in memory to be read; encoders end with their embeddings.
+
+        :param all_rows: the rows that are asked for are picked only here, after the norm.
+        """
         label, width = self.placement.output, self.shape.embedding
         norm = "token_embd_norm" if self.shape.architecture in ("lfm2", "lfm2moe") else "output_norm"
         if self.named(f"{norm}.weight") or not self.tensors:
             bias = self.top(f"{norm}.bias", label, width) if self.named(f"{norm}.bias") else None
             node = self.norm(node, self.top(f"{norm}.weight", label, width), bias)
         node.kept = True
+        if all_rows:
+            node = self.rows(node)
+            node.kept = True
         if not self.shape.encoder:
             name = "output.weight" if self.named("output.weight") else "token_embd.weight"
             where = self._label(name, label) if name == "output.weight" else label
