@@ -63,7 +63,7 @@ def test_drawn_models_cost_what_is_predicted(
 ) -> None:
     """Any model and settings of this architecture: every device's weights, cache and state to the printed digit."""
 
-    @settings(max_examples=8, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=6, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(st.randoms(use_true_random=False))
     def check(numbers: random.Random) -> None:
         one = boots.draw(architecture, numbers)
