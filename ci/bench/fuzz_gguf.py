@@ -167,8 +167,8 @@ def damaged(data: bytes, drawn: random.Random) -> bytes:
     return bytes(changed)
 
 
-def fuzz(folder: Path, runs: int) -> None:
-    """Fuzz; does not return."""
+def fuzz(folder: Path, runs: int, share: float) -> None:
+    """Fuzz; does not return. ``share`` of the inputs are built anew, the others are changed from earlier ones."""
     atheris = importlib.import_module("atheris")
     with atheris.instrument_imports(include=["pytest_vram.sizing.gguf"]):
         importlib.import_module("pytest_vram.sizing.gguf")
@@ -186,7 +186,7 @@ def fuzz(folder: Path, runs: int) -> None:
 
     def mutate(data: bytes, most: int, seed: int) -> bytes:
         drawn = random.Random(seed)
-        if drawn.random() < 0.97:
+        if drawn.random() >= share:
             mutated: bytes = atheris.Mutate(data, min(most, LONGEST_MUTATED))
             return mutated
         return damaged(built(drawn), drawn)[:most]
@@ -245,13 +245,14 @@ def _lines(code: CodeType) -> set[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=1_000_000)
+    parser.add_argument("--built", type=float, default=0.03, help="share of inputs that are whole headers, many large")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--replay", action="store_true")
     arguments = parser.parse_args()
     if arguments.replay:
         replay(arguments.folder)
     else:
-        fuzz(arguments.folder, arguments.runs)
+        fuzz(arguments.folder, arguments.runs, arguments.built)
 
 
 if __name__ == "__main__":
