@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from pytest_vram.sizing.hf_config import Config
 
+# Families whose first block alone is dense where the config does not say.
+_ONE_DENSE = ("glm4_moe_lite", "hy_v3", "mimo_v2_flash", "kimi_linear")
+
 
 def expert_count(config: Config) -> int:
     """Routed experts of one mixture, 0 when dense; families name the key differently."""

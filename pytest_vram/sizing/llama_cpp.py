@@ -43,7 +43,7 @@ def predict(
     layout = cells(options, shape.context, causal=shape.causal)
     notes = [*shape.notes, *(given.notes if given else ())]
     entries = [
-        *weights.weights(shape, options, where),
+        *weights.weights(shape, options, where, era),
         *kv.kv_cache(shape, options, where, era),
         *recurrent.states(shape, options, where),
         *compute.compute_buffers(shape, options, where, era),
@@ -54,8 +54,9 @@ def predict(
     context, said = driver_context(options)
     entries.extend(context)
     notes.extend(said)
-    for rule in (placement, weights, kv):
-        notes.extend(rule.notes(shape, options))
+    notes.extend(placement.notes(shape, options))
+    notes.extend(weights.notes(shape, options, era))
+    notes.extend(kv.notes(shape, options))
     notes.extend(_notes(shape, options, layout, given))
     textbook_kv = textbook.kv(shape, layout.context, _textbook_bytes(options)) if shape.layers else None
     if facts is None:

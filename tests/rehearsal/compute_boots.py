@@ -6,14 +6,11 @@ from pathlib import Path
 
 import msgspec
 
+from pytest_vram.backends import flags
 from pytest_vram.ledger import Entry
-from pytest_vram.sizing import gguf, gguf_shape, placement
+from pytest_vram.sizing import eras, gguf, gguf_shape, placement
 from pytest_vram.sizing.compute import compute_buffers
-from pytest_vram.sizing.options import Era
 from tests.rehearsal import sizing_boots as boots
-
-#: Which rules that changed over time hold for the engines that tests use; all are of after June 2026.
-ERA = Era()
 
 
 class Buffer(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +40,9 @@ def compare(executable: Path, folder: Path, one: boots.Draw, gpus: boots.Gpus) -
     model = one.recipe.write(folder / "model.gguf")
     shape = gguf_shape.shape_of(gguf.read(model))
     where = placement.place(shape, one.options)
+    era, _ = eras.era_of(None, flags.help_of(executable).long_names())
     rows: dict[str, list[int]] = {}
-    for entry in compute_buffers(shape, one.options, where, ERA):
+    for entry in compute_buffers(shape, one.options, where, era):
         row = rows.setdefault(entry.device, [0, 0, 0, 0])
         row[0] += entry.bytes
         row[1] += entry.bytes if entry.at_most is None else entry.at_most
