@@ -211,10 +211,9 @@ def representative(shape: ModelShape, placement: Placement) -> list[int]:
     return chosen
 
 
-# Models with a prediction head that their graph is ready for: all rows go through the last block and the output
-# norm,
-# whose result is kept for that head (``cparams.embeddings_nextn_masked``, off by default). Seen in the builds that leave
-# such heads in the file, and of these models only in gemma4 before.
+# Models whose graph is ready for a prediction head: all rows go through the last block and the output norm, whose
+# result is kept for that head (``cparams.embeddings_nextn_masked``, off by default). Seen in the builds that leave such
+# heads in the file, and before them only in gemma4.
 ALL_ROWS = frozenset(("gemma4", "qwen3next", "qwen35", "qwen35moe", "nemotron_h", "nemotron_h_moe"))
 
 # A sum takes over the memory of its first term, so the order in which a model's source adds matters.
