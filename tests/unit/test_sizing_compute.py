@@ -155,11 +155,12 @@ def test_savings_do_not_add() -> None:
         cache_type_k="q8_0",
         cache_type_v="q8_0",
     )
-    old = Era(mask_f16=False, outputs_per_slot=False, quant_copies_reserved=False)
+    after = Era(quant_copies_reserved=False, extra_blocks_skipped=False)
+    old = msgspec.structs.replace(after, mask_f16=False, outputs_per_slot=False)
     base = buffers(shape, options, placement, old)
     fewer = buffers(shape, options, placement, msgspec.structs.replace(old, outputs_per_slot=True))
     smaller = buffers(shape, options, placement, msgspec.structs.replace(old, mask_f16=True))
-    both = buffers(shape, options, placement, Era(quant_copies_reserved=False))
+    both = buffers(shape, options, placement, after)
     assert (round(base["gpu0"]), round(base["host"])) == (3976, 2408)
     assert (round(smaller["gpu0"]), round(smaller["host"])) == (3976, 1236)
     saved = base["gpu0"] - fewer["gpu0"], base["gpu0"] - smaller["gpu0"]
