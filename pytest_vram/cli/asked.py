@@ -143,9 +143,8 @@ def by_dry_run(shape: ModelShape, given: Given, options: dict[str, Any]) -> tupl
     build = re.match(r"\d+", str(dry.facts.get("build", "")))
     held_by, unsure = eras.era_of(int(build[0]) if build else None, flags.help_of(Path(dry.binary)).long_names())
     notes.extend(unsure)
-    rules = llama_cpp.predict(
-        shape, chosen, held_by, given=msgspec.structs.replace(given, notes=tuple(notes), options=chosen)
-    )
+    as_asked = msgspec.structs.replace(given, notes=tuple(notes), options=chosen)
+    rules = llama_cpp.predict(shape, chosen, held_by, given=as_asked, dry_run=True)
     printed = dry_run.ledger_of(dry)
     held = {entry.bucket for entry in printed.entries}
     beside = [

@@ -15,7 +15,7 @@ from pytest_vram.sizing import compute_mixers as mixers
 from pytest_vram.sizing import compute_recurrent as recurrent
 from pytest_vram.sizing.compute_devices import backends
 from pytest_vram.sizing.compute_graph import Skeleton, quantized
-from pytest_vram.sizing.compute_replay import Backend, Node, assign, replay
+from pytest_vram.sizing.compute_replay import Backend, Laid, Node, assign, replay
 from pytest_vram.sizing.options import CURRENT, Cells, Era, LlamaOptions, Placement, cells
 from pytest_vram.sizing.placement import used_devices
 from pytest_vram.sizing.shape import ModelShape, Note, NoteKind
@@ -38,21 +38,26 @@ def compute_buffers(
     laid = cells(options, shape.context, causal=shape.causal)
     devices = backends(options, era)
     graph, sizes = _sizes(shape, options, placement, era, laid, devices, pinned=not dry_run)
-    most = sizes
-    if any(device.limit < size for device, size in zip(devices, sizes, strict=True)):
+    others = sizes
+    if any(device.limit < size.size for device, size in zip(devices, sizes, strict=True)):
         whole = [device.without_limit() for device in devices]
-        _, most = _sizes(shape, options, placement, era, laid, whole, pinned=not dry_run)
+        _, others = _sizes(shape, options, placement, era, laid, whole, pinned=not dry_run)
+    ranges = [
+        # Which gaps a layout leaves hangs on the order of steps, and no graph of an older build was held against it.
+        _between(size.size, other.size, *((size.live,) if outdated(era) else ()))
+        for size, other in zip(sizes, others, strict=True)
+    ]
     entries = [
         Entry(
             bucket="compute",
             device=device.label,
-            bytes=min(size, other),
-            at_most=max(size, other) if size != other else None,
+            bytes=low,
+            at_most=high if high != low else None,
             source="estimate",
             detail=_detail(graph),
         )
-        for device, size, other in zip(devices, sizes, most, strict=True)
-        if size
+        for device, (low, high) in zip(devices, ranges, strict=True)
+        if high
     ]
     entries.append(
         Entry(
@@ -66,6 +71,15 @@ def compute_buffers(
     return entries
 
 
+def outdated(era: Era) -> bool:
+    """Whether a build lays out its graph by rules that no dry run confirmed."""
+    return era.mask_padded or not (era.mask_f16 and era.outputs_per_slot and era.quant_copies_reserved)
+
+
+def _between(*sizes: int) -> tuple[int, int]:
+    return min(sizes), max(sizes)
+
+
 def _sizes(
     shape: ModelShape,
     options: LlamaOptions,
@@ -75,8 +89,8 @@ def _sizes(
     devices: Sequence[Backend],
     *,
     pinned: bool,
-) -> tuple[Skeleton, list[int]]:
-    """The graph, and bytes of each device's buffer.
+) -> tuple[Skeleton, list[Laid]]:
+    """The graph, and each device's buffer.
 
     Vulkan cuts what is over 1 GiB into pieces. Which piece a result goes to hangs on the order of steps that are
     almost of one size, so beyond that size the answer is the range between one piece and many.

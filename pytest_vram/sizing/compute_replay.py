@@ -17,6 +17,7 @@ machine without a GPU; no GPU did.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 INPLACE = frozenset(
     [
@@ -191,8 +192,18 @@ class _Split:
         self.nodes: list[Node] = []
 
 
-def replay(graph: Graph, backends: Sequence[Backend], *, op_offload: bool, pipeline: bool) -> list[int]:
-    """Bytes of each device's compute buffer; the last of ``backends`` is the CPU. The graph is used up by it."""
+class Laid(NamedTuple):
+    """A device's compute buffer in bytes.
+
+    :ivar size: as laid out. :ivar live: the most that was in use at once, which no layout can go below.
+    """
+
+    size: int
+    live: int
+
+
+def replay(graph: Graph, backends: Sequence[Backend], *, op_offload: bool, pipeline: bool) -> list[Laid]:
+    """The compute buffer of each device; the last of ``backends`` is the CPU. The graph is used up by it."""
     assign(graph, backends, op_offload=op_offload)
     splits, early = _split(graph, backends, COPIES if pipeline else 1)
     return _lay_out(graph, splits, early, backends)
@@ -325,6 +336,7 @@ class Arena:
         self.alignment, self.limit = alignment, limit
         self.free: list[list[list[int]]] = []
         self.tops: list[int] = []
+        self.live = self.most_live = 0
 
     def round(self, size: int) -> int:
         return -(-size // self.alignment) * self.alignment
@@ -358,10 +370,13 @@ class Arena:
         if not free[block][1]:
             del free[block]
         self.tops[piece] = max(self.tops[piece], offset + size)
+        self.live += size
+        self.most_live = max(self.most_live, self.live)
         return piece, offset
 
     def give(self, address: tuple[int, int], size: int) -> None:
         size = self.round(size)
+        self.live -= size
         piece, offset = address
         free = self.free[piece]
         for index, block in enumerate(free):
@@ -439,7 +454,7 @@ class _Layout:
         node.live = False
 
 
-def _lay_out(graph: Graph, splits: Iterable[_Split], early: Iterable[Node], backends: Sequence[Backend]) -> list[int]:
+def _lay_out(graph: Graph, splits: Iterable[_Split], early: Iterable[Node], backends: Sequence[Backend]) -> list[Laid]:
     order: list[tuple[Node, Sequence[Node]]] = []
     for split in splits:
         for source, twin in split.inputs:
@@ -462,4 +477,4 @@ def _lay_out(graph: Graph, splits: Iterable[_Split], early: Iterable[Node], back
         layout.place(node)
         for source in sources:
             layout.release(source)
-    return [sum(arena.tops) for arena in layout.arenas]
+    return [Laid(sum(arena.tops), arena.most_live) for arena in layout.arenas]

@@ -31,11 +31,13 @@ def predict(
     *,
     given: Given | None = None,
     facts: ModelFacts | None = None,
+    dry_run: bool = False,
 ) -> Estimate:
     """The predicted ledger of a model under these options.
 
     :param given: the options as they were read, for the command line and for what defaults stood in for.
     :param facts: of the model, where they were counted before.
+    :param dry_run: predict what the engine's dry run prints, which differs from a boot in some compute buffers.
     :raises BadInput: a combination that llama.cpp refuses.
     """
     _refused(shape, options)
@@ -46,7 +48,7 @@ def predict(
         *weights.weights(shape, options, where, era),
         *kv.kv_cache(shape, options, where, era),
         *recurrent.states(shape, options, where),
-        *compute.compute_buffers(shape, options, where, era),
+        *compute.compute_buffers(shape, options, where, era, dry_run=dry_run),
     ]
     for more, said in _extras(shape, options, era):
         entries.extend(more)
@@ -57,6 +59,7 @@ def predict(
     notes.extend(placement.notes(shape, options))
     notes.extend(weights.notes(shape, options, era))
     notes.extend(kv.notes(shape, options))
+    notes.extend(compute.notes(shape, options, where))
     notes.extend(_notes(shape, options, layout, given))
     textbook_kv = textbook.kv(shape, layout.context, _textbook_bytes(options)) if shape.layers else None
     if facts is None:

@@ -66,8 +66,8 @@ def test_a_step_has_its_sources_and_its_result(one: tuple[Graph, list[int]]) -> 
     graph, needs = one
     everything = sum(node.size + 32 for node in (*graph.leaves, *graph.nodes))
     cpu = Backend("host", "cpu", supports=lambda node: True)
-    (size,) = replay(graph, [cpu], op_offload=True, pipeline=False)
-    assert max(needs) <= size <= everything
+    ((size, live),) = replay(graph, [cpu], op_offload=True, pipeline=False)
+    assert max(needs) <= live <= size <= everything
 
 
 @settings(max_examples=40, deadline=None)
