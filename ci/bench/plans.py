@@ -46,7 +46,7 @@ def main() -> int:
             )
             for budget in planning.TIERS:
                 began = time.process_time()
-                found = planning.search([shape], parse_budget(budget), wishes, given)
+                found = planning.search_shapes([shape], parse_budget(budget), wishes, given)
                 seconds = time.process_time() - began
                 confirmed = 0
                 for plan in found.plans:

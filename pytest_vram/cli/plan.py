@@ -46,7 +46,7 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
     )
     era, given = asking.era(options, llama_options.read(wanted.options))
     shapes = [estimating.load(model) for model in wanted.models]
-    searches = [planning.search(shapes, one, _for_tier(wishes, one, options.tiers), given, era) for one in limits]
+    searches = [planning.search_shapes(shapes, one, _for_tier(wishes, one, options.tiers), given, era) for one in limits]
     confirmed = [_confirmed(one, shapes, given.kept) if options.exact else {} for one in searches]
     document = PlanDocument(
         models=[shape.source for shape in shapes],

@@ -22,12 +22,13 @@ from pytest_vram.sizing.options import CURRENT, Era, LlamaOptions
 from pytest_vram.sizing.prediction import Estimate, Verdict
 from pytest_vram.sizing.shape import ModelShape
 from pytest_vram.sizing.turns import STEP, holds, largest, smallest
-from pytest_vram.sizing.verdict import HOST, on, verdict
+from pytest_vram.sizing.verdict import HOST, check_labels, on, verdict
 from pytest_vram.spec import Limits
 from pytest_vram.units import MIB, mib, parse_size, written
 
 Preference = Literal["speed", "quality", "context"]
-#: Least context where none is asked for: what llama-server's own ``--fit-ctx`` keeps.
+#: Least context where none is asked for (or the trained one, where that is shorter): what llama-server's own
+#: ``--fit-ctx`` keeps.
 LEAST_CONTEXT = 4096
 #: From the best. Four bits are tried only where nothing else fits: they cost accuracy.
 CACHE_LADDER = ("f16", "q8_0")
@@ -36,6 +37,8 @@ LAST_RESORT = "q4_0"
 TIERS = {"4GB": 2048, "6GB": 4096, "8GB": 8192}
 #: What is tried to find out whether anything fits at all.
 _CHEAPEST = (LAST_RESORT, "f16")
+#: Tokens of a prompt at once where nothing fits otherwise: compute buffers grow with them.
+_FRUGAL_UBATCH = 128
 MOST_PLANS = 12
 #: Settings that are searched, unless they are given.
 _SEARCHED = ("ctx-size", "cache-type-k", "cache-type-v", "n-cpu-moe", "cpu-moe", "n-gpu-layers")
@@ -44,7 +47,8 @@ _SEARCHED = ("ctx-size", "cache-type-k", "cache-type-v", "n-cpu-moe", "cpu-moe",
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     """What a plan must keep.
 
-    :ivar minimum_context: tokens that each slot can hold; ``None``: :data:`LEAST_CONTEXT`, and more where it fits.
+    :ivar minimum_context: tokens that each slot can hold; ``None``: as if :data:`LEAST_CONTEXT` were given. A search
+        says which number it took.
     :ivar slots: requests at once. :ivar host_memory: bytes that the host has for it; ``None``: no limit.
     :ivar reserve: bytes that stay free on each card. :ivar prefer: what is given up last.
     """
@@ -107,7 +111,7 @@ class Impossible(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a search: plans, best first, or why there is none."""
+    """The result of a search: plans, best first, or why there is none. :ivar wishes: with what stood in for none."""
 
     budget: Limits
     wishes: Wishes
@@ -135,6 +139,31 @@ def plan(
     :param minimum_context: tokens for each slot. :param host_memory: most that the host may give.
     :param options: settings that are kept as they are; what is not named is searched.
     :raises BadInput: a model, a size or an option that cannot be used.
+
+    Why nothing fits, and which wish would make it fit, is what :func:`search` says.
+    """
+    wishes: dict[str, Any] = {"minimum_context": minimum_context, "slots": slots, "host_memory": host_memory}
+    found = search(model, budget, engine=engine, reserve=reserve, prefer=prefer, era=era, **wishes, **options)
+    return list(found.plans)
+
+
+def search(
+    model: str | Path | Sequence[str | Path],
+    budget: str | Limits,
+    *,
+    engine: str = "llama-server",
+    minimum_context: int | None = None,
+    slots: int = 1,
+    host_memory: str | int | None = None,
+    reserve: str | int = 0,
+    prefer: Preference = "speed",
+    era: Era = CURRENT,
+    **options: Any,
+) -> Search:
+    """The same as :func:`plan`, with the reasons: where nothing fits, ``impossible`` says how many bytes are missing,
+    and which single wish, relaxed to what, makes it fit.
+
+    :raises BadInput: a model, a size or an option that cannot be used.
     """
     check_engine(engine)
     wishes = wishes_of(
@@ -142,7 +171,7 @@ def plan(
     )
     models = [model] if isinstance(model, (str, Path)) else list(model)
     shapes = [estimating.load(one, engine=engine) for one in models]
-    return list(search(shapes, budget_of(budget), wishes, llama_options.read(options), era).plans)
+    return search_shapes(shapes, budget_of(budget), wishes, llama_options.read(options), era)
 
 
 def check_engine(engine: str) -> None:
@@ -201,26 +230,42 @@ def wishes_of(
     )
 
 
-def search(shapes: Sequence[ModelShape], budget: Limits, wishes: Wishes, given: Given, era: Era = CURRENT) -> Search:
-    """Search every model; see the module.
+def search_shapes(
+    shapes: Sequence[ModelShape], budget: Limits, wishes: Wishes, given: Given, era: Era = CURRENT
+) -> Search:
+    """Search models that were read already; see the module.
 
-    :raises BadInput: options that contradict the wishes, or that the engine refuses.
+    :raises BadInput: options that contradict the wishes, or that the engine refuses; a limit for a device that there
+        is not.
     """
     for name in ("ctx-size", "parallel"):
         if name in given.given:
             instead = "minimum_context" if name == "ctx-size" else "slots"
             raise BadInput(f"option {name!r} is what plan searches: say {instead} instead")
+    check_labels([HOST, *(device.label for device in given.options.devices)], budget)
+    if wishes.minimum_context is None:
+        wishes = msgspec.structs.replace(wishes, minimum_context=least_context(shapes))
     cases = [_Case(shape, budget, wishes, given, era) for shape in shapes]
-    found = [one for case in cases for one in case.plans(CACHE_LADDER)]
+    read = [case.without_mapping() for case in cases if case.host_limit is not None]
+    frugal = [case.without_mapping().frugal() for case in cases]
+    every = (*CACHE_LADDER, LAST_RESORT)
+    found: list[Plan] = []
+    for group, ladder in ((cases, CACHE_LADDER), (read, CACHE_LADDER), (cases + read, (LAST_RESORT,)), (frugal, every)):
+        found = [one for case in group for one in case.plans(ladder)]
+        if found:
+            break
     if not found:
-        found = [one for case in cases for one in case.plans((LAST_RESORT,))]
-    if not found:
-        return Search(budget=budget, wishes=wishes, impossible=_impossible(cases))
+        return Search(budget=budget, wishes=wishes, impossible=_impossible(frugal))
     largest_file = max(shape.file_bytes for shape in shapes)
     files = {shape.source: shape.file_bytes for shape in shapes}
     best = sorted(_undominated(found, files), key=lambda one: _rank(one, wishes, files))
-    named = tuple(_with_losses(one, files, largest_file) for one in best[:MOST_PLANS])
+    named = tuple(_with_losses(one, files, largest_file, given.options) for one in best[:MOST_PLANS])
     return Search(budget=budget, wishes=wishes, plans=named)
+
+
+def least_context(shapes: Sequence[ModelShape], wanted: int = LEAST_CONTEXT) -> int:
+    """Least context where none is asked for: ``wanted``, or the trained one where that is shorter."""
+    return min(wanted, *(shape.context or wanted for shape in shapes))
 
 
 class _Case:
@@ -240,9 +285,15 @@ class _Case:
         self.predict = functools.cache(self._predict) if predict is None else predict
         self.blocks = len(shape.layers)
         self.facts = moe.facts(shape)
-        trained = shape.context or LEAST_CONTEXT
-        self.least = wishes.minimum_context or min(LEAST_CONTEXT, trained)
-        self.most = max(self.least, trained)
+        self.least = wishes.minimum_context or least_context([shape])
+        self.most = max(self.least, shape.context)
+        self.on_host = not given.options.devices
+        # The host has limits of its own: what leaves the card comes to it, so that both pull in opposite directions.
+        card = {label: size for label, size in budget.by_label.items() if self.on_host or label != HOST}
+        limited = budget.each is not None or budget.total is not None or bool(card)
+        self.card_budget = msgspec.structs.replace(budget, by_label=card) if limited else None
+        host = [wishes.host_memory, None if self.on_host else budget.by_label.get(HOST)]
+        self.host_limit = min((size for size in host if size is not None), default=None)
         self.fixed_experts = "n-cpu-moe" in given.given or "cpu-moe" in given.given
         self.fixed_layers = "n-gpu-layers" in given.given
         self.fixed_cache = "cache-type-k" in given.given or "cache-type-v" in given.given
@@ -262,7 +313,7 @@ class _Case:
             changes["cache_type_v"] = "f16" if base.flash_attn == "off" else cache
         if not self.fixed_experts and experts is not None:
             changes["n_cpu_moe"] = experts
-        if not self.fixed_layers:
+        if not self.fixed_layers and not self.on_host:
             # Written out, because --fit changes what is not: it would put layers elsewhere than predicted.
             changes["n_gpu_layers"] = self.blocks + 1 if layers is None else layers
         return msgspec.structs.replace(base, **changes)
@@ -270,12 +321,41 @@ class _Case:
     def judged(self, options: LlamaOptions) -> Verdict:
         return verdict(self.predict(options), self.budget, reserve=self.wishes.reserve)
 
+    def cards_fit(self, options: LlamaOptions) -> bool:
+        """Whether the upper end is within every limit of a card."""
+        made = self.predict(options)
+        if self.card_budget is None:
+            return not made.unknown
+        return verdict(made, self.card_budget, reserve=self.wishes.reserve).fits == "yes"
+
     def fits(self, options: LlamaOptions) -> bool:
         """Whether the upper end is within every limit, the host's included."""
-        return self.judged(options).fits == "yes" and self.host_fits(options)
+        return self.cards_fit(options) and self.host_fits(options)
 
     def host_fits(self, options: LlamaOptions) -> bool:
-        return self.wishes.host_memory is None or on(self.predict(options), HOST) <= self.wishes.host_memory
+        return self.host_limit is None or on(self.predict(options), HOST) <= self.host_limit
+
+    def without_mapping(self) -> _Case:
+        """The same with the file read instead of mapped, where the host has a limit: what the CPU keeps in an order of
+        its own is then in memory once, and not beside the file's pages."""
+        if self.host_limit is None or {"mmap", "load-mode", "mlock", "direct-io"} & set(self.given.given):
+            return self
+        return self._with(mmap=False)
+
+    def frugal(self) -> _Case:
+        """The same with smaller compute buffers, at the price of the speed of prompts: 128 tokens at once, and no
+        weights of the host copied to the card for them. What was given stays."""
+        changes: dict[str, Any] = {}
+        if not {"ubatch-size", "batch-size"} & set(self.given.given):
+            changes["ubatch_size"] = min(_FRUGAL_UBATCH, self.given.options.ubatch_size)
+        if "op-offload" not in self.given.given and not self.on_host:
+            changes["op_offload"] = False
+        return self._with(**changes)
+
+    def _with(self, **changes: Any) -> _Case:
+        options = msgspec.structs.replace(self.given.options, **changes)
+        given = msgspec.structs.replace(self.given, options=options)
+        return _Case(self.shape, self.budget, self.wishes, given, self.era)
 
     def plans(self, ladder: Iterable[str]) -> list[Plan]:
         found: list[Plan] = []
@@ -291,22 +371,41 @@ class _Case:
         return (self.given.options.cache_type_k,) if self.fixed_cache else ladder
 
     def _places(self, cache: str) -> list[tuple[int, int | None]]:
-        """What goes to the CPU so that the context fits: nothing, else the fewest experts, else the fewest layers.
+        """What goes to the CPU so that the least context fits, and twice that: nothing, else the fewest experts, else
+        the fewest layers.
 
-        The cards alone decide: the fewest that they allow is also what takes least of the host.
+        The cards alone decide: the fewest that they allow is also what takes least of the host. Each place is then
+        looked up again for the longest context that it holds, because the host may not hold the one it was made for.
         """
-        contexts = [self.least]
-        if self.wishes.minimum_context is None or self.wishes.prefer == "context":
+        contexts = [self.least, min(2 * self.least, self.most)]
+        if self.wishes.prefer == "context":
             contexts.append(self.most)
-        places = [self._place(cache, context) for context in contexts]
+        places = [self._reachable(cache, context) for context in dict.fromkeys(contexts)]
         return list(dict.fromkeys(place for place in places if place is not None))
+
+    def _reachable(self, cache: str, context: int) -> tuple[int, int | None] | None:
+        """The place for a context, or for the longest below it that the host holds as well."""
+        place = self._place(cache, context)
+        if place is not None and self._held(cache, context, place):
+            return place
+        if context == self.least or self.host_limit is None:
+            return None
+        steps = largest(
+            -(-self.least // STEP), context // STEP, lambda n: self._held(cache, n * STEP, self._place(cache, n * STEP))
+        )
+        return None if steps is None else self._place(cache, steps * STEP)
+
+    def _held(self, cache: str, context: int, place: tuple[int, int | None] | None) -> bool:
+        return place is not None and holds(lambda: self.fits(self.options(context, cache, *place)))
 
     def _place(self, cache: str, context: int) -> tuple[int, int | None] | None:
         def on_cards(experts: int, layers: int | None) -> bool:
-            return self.judged(self.options(context, cache, experts, layers)).fits == "yes"
+            return self.cards_fit(self.options(context, cache, experts, layers))
 
         if holds(lambda: on_cards(0, None)):
             return 0, None
+        if self.on_host:
+            return None
         experts = self.blocks if self.shape.experts and not self.fixed_experts else 0
         if experts:
             count = smallest(1, experts, lambda number: on_cards(number, None))
@@ -327,7 +426,7 @@ class _Case:
         if steps is None:
             return None
         options = self.options(steps * STEP, cache, experts, layers)
-        if self.wishes.host_memory is not None and "cache-ram" not in self.given.given:
+        if self.host_limit is not None and "cache-ram" not in self.given.given:
             options = self._bounded(options)
         made = self.predict(options)
         types = options.cache_type_k, options.cache_type_v
@@ -346,13 +445,14 @@ class _Case:
 
     def _bounded(self, options: LlamaOptions) -> LlamaOptions:
         """With a prompt cache that the host's limit leaves room for: it grows as requests come."""
-        spare = (self.wishes.host_memory or 0) - on(self.predict(options), HOST)
+        spare = (self.host_limit or 0) - on(self.predict(options), HOST)
         return msgspec.structs.replace(options, cache_ram=min(options.cache_ram, max(0, spare // MIB)))
 
     def cheapest(self) -> LlamaOptions:
         """What misses least: all that can be given up is, and the parts are put where most of them fit."""
-        experts = range(self.blocks + 1) if self.shape.experts and not self.fixed_experts else range(1)
-        layers = range(1) if self.fixed_layers else range(self.blocks + 1)
+        movable = self.shape.experts and not self.fixed_experts and not self.on_host
+        experts = range(self.blocks + 1) if movable else range(1)
+        layers = range(1) if self.fixed_layers or self.on_host else range(self.blocks + 1)
         tried: list[LlamaOptions] = []
         for cache in _CHEAPEST:
             tried = [self.options(self.least, cache, count, None) for count in experts]
@@ -372,10 +472,12 @@ class _Case:
 
     def missing(self, options: LlamaOptions) -> tuple[int, str]:
         """Bytes that are missing in all, and the device where most of them are."""
-        card = self.judged(options)
-        short = {card.device: max(0, -card.spare)}
-        if self.wishes.host_memory is not None:
-            short[HOST] = max(0, on(self.predict(options), HOST) - self.wishes.host_memory)
+        short: dict[str, int] = {}
+        if self.card_budget is not None:
+            card = verdict(self.predict(options), self.card_budget, reserve=self.wishes.reserve)
+            short[card.device] = max(0, -card.spare)
+        if self.host_limit is not None:
+            short[HOST] = max(0, on(self.predict(options), HOST) - self.host_limit, short.get(HOST, 0))
         device = max(short, key=lambda label: short[label])
         return sum(short.values()), device
 
@@ -431,12 +533,14 @@ def _relaxations(case: _Case, options: LlamaOptions) -> Iterable[Relaxed]:
                 wish="host_memory", before=written(case.wishes.host_memory), after=f"{-(-least // MIB):,} MiB"
             )
     card = case.judged(options)
-    if card.spare < 0 and case.host_fits(options) and not case.predict(options).unknown:
+    short_of_host = card.device == HOST and not case.on_host
+    if card.spare < 0 and not case.predict(options).unknown and (short_of_host or case.host_fits(options)):
         yield Relaxed(wish="budget", before=written(card.limit), after=f"{-(-(card.limit - card.spare) // MIB):,} MiB")
 
 
 def _cpu_layers(one: Plan) -> int:
-    return one.layers - one.layers_on_gpu
+    """Layers that left the card; none where there is no card."""
+    return one.layers - one.layers_on_gpu if one.options.devices else 0
 
 
 def _cache_rank(one: Plan) -> int:
@@ -471,7 +575,7 @@ def _undominated(found: Sequence[Plan], files: dict[str, int]) -> list[Plan]:
     return kept
 
 
-def _with_losses(one: Plan, files: dict[str, int], largest_file: int) -> Plan:
+def _with_losses(one: Plan, files: dict[str, int], largest_file: int, base: LlamaOptions) -> Plan:
     lost: list[str] = []
     if files[one.model] < largest_file:
         lost.append("a smaller file of the model")
@@ -484,4 +588,10 @@ def _with_losses(one: Plan, files: dict[str, int], largest_file: int) -> Plan:
         lost.append(f"experts of {one.experts_on_cpu} of {one.layers} layers computed on the CPU")
     if _cpu_layers(one):
         lost.append(f"{_cpu_layers(one)} of {one.layers} layers on the CPU")
+    if base.mmap and not one.options.mmap:
+        lost.append("a mapped file, whose pages the system can drop (no-mmap)")
+    if one.options.ubatch_size < base.ubatch_size:
+        lost.append(f"speed of prompts: {one.options.ubatch_size} tokens at once instead of {base.ubatch_size}")
+    if base.op_offload and not one.options.op_offload:
+        lost.append("speed of prompts: what is on the CPU is computed there")
     return msgspec.structs.replace(one, gives_up=tuple(lost))

@@ -54,7 +54,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """One change of a setting.
 
     :ivar setting: the engine's own long option. :ivar saves: bytes on the deciding device, computed for this change
-        alone. :ivar enough: whether the deployment fits with this change alone.
+        alone. :ivar enough: whether the deployment fits with this change alone. :ivar command: the engine's command
+        line with it; empty where it is another file of the model.
     """
 
     setting: str
@@ -62,6 +63,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     after: str
     saves: int
     enough: bool
+    command: tuple[str, ...] = ()
 
 
 class Estimate(Ledger, frozen=True, kw_only=True):

@@ -1,14 +1,14 @@
 """Which setting to turn first where a deployment does not fit: each candidate is predicted, none is guessed.
 
 The order is that in which a user should give things up: weights (a smaller quantisation), the type of the KV cache,
-slots, context, experts to the CPU, layers to the CPU. The first change that is enough alone is named, else the one that
-saves most.
+slots, context, experts to the CPU, layers to the CPU, and only then a KV cache of four bits, as in a plan. The first
+change that is enough alone is named, else the one that saves most.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -24,7 +24,7 @@ Predict = Callable[[ModelShape, LlamaOptions], Estimate]
 
 #: Quantisations of the weights that are tried, from the best; below 4 bits the loss is no longer small.
 WEIGHT_TYPES = ("q8_0", "q6_k", "q5_k", "q4_k")
-#: Cache types that are tried. Four bits come last: they cost accuracy.
+#: Cache types that are tried: the first where others are, the last after everything else, because it costs accuracy.
 CACHE_TYPES = ("q8_0", "q4_0")
 #: Contexts are multiples of this (``llama-context.cpp``).
 STEP = 256
@@ -50,7 +50,15 @@ def first(shape: ModelShape, options: LlamaOptions, judged: Verdict, limits: Lim
         if saves <= 0:
             continue
         enough = verdict(after, limits, reserve=judged.reserve).fits == "yes"
-        turn = Turn(setting=change.setting, before=change.before, after=change.after, saves=saves, enough=enough)
+        turn = Turn(
+            setting=change.setting,
+            before=change.before,
+            after=change.after,
+            saves=saves,
+            enough=enough,
+            # Another quantisation is a file that nobody has yet.
+            command=after.command if change.shape is shape else (),
+        )
         if enough:
             return turn
         if best is None or turn.saves > best.saves:
@@ -101,7 +109,7 @@ def _changes(
         )
 
     yield from _weights(shape, options, fits)
-    yield from _cache(shape, options, change)
+    yield from _cache(options, change, CACHE_TYPES[:1])
     if options.parallel is None or options.parallel > 1:
         yield change("parallel", options.slots, 1, parallel=1, kv_unified=None)
     context = options.ctx_size or shape.context
@@ -119,6 +127,7 @@ def _changes(
             kept = largest(0, now - 1, lambda n: fits(shape, with_options(n_gpu_layers=n))) or 0
             before = "all" if options.n_gpu_layers is None else options.n_gpu_layers
             yield change("n-gpu-layers", before, kept, n_gpu_layers=kept)
+    yield from _cache(options, change, CACHE_TYPES[1:])
 
 
 def _weights(
@@ -140,13 +149,13 @@ def _weights(
         yield _Change(setting="model", before=before, after=smaller.quantization, shape=smaller, options=options)
 
 
-def _cache(shape: ModelShape, options: LlamaOptions, change: Callable[..., _Change]) -> Iterator[_Change]:
-    order = [name for name in ("f32", "f16", "bf16", *CACHE_TYPES) if name not in ("f32", "bf16")]
+def _cache(options: LlamaOptions, change: Callable[..., _Change], types: Sequence[str]) -> Iterator[_Change]:
+    order = ("f16", *CACHE_TYPES)
     before = options.cache_type_k, options.cache_type_v
     rank = min(order.index(name) if name in order else 0 for name in before)
-    for name in order[rank + 1 :]:
+    for name in types:
         value = options.cache_type_v if options.flash_attn == "off" else name
-        if (name, value) != before:
+        if order.index(name) > rank and (name, value) != before:
             both = name if name == value else f"{name}/{value}"
             now = before[0] if before[0] == before[1] else "/".join(before)
             yield change("cache-type-k, cache-type-v", now, both, cache_type_k=name, cache_type_v=value)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
+from pytest_vram.errors import BadInput
 from pytest_vram.sizing.prediction import Estimate, Verdict
 from pytest_vram.spec import Limits
 
@@ -12,40 +14,62 @@ SUM = "sum"
 
 
 def verdict(estimate: Estimate, limits: Limits, *, reserve: int = 0) -> Verdict:
-    """Hold every device of an estimate that has a limit against it; the one with the least room decides.
+    """Hold every limit against its part of an estimate; the one with the least room decides.
 
     An estimate fits when its upper end does, and does not when even its lower end is over the limit; in between, or
-    where a part of it is unknown, it is inconclusive. Without any device the host stands in for one.
+    where a part of it is unknown, it is inconclusive. Without any card the host stands in for one; beside a card it has
+    no limit but one of its own.
 
-    :param reserve: bytes that must stay free on each device.
+    :param reserve: bytes that must stay free on each device that stands for a card.
+    :raises BadInput: a limit for a device that this deployment does not have.
     """
     lower, upper = estimate.total(), estimate.at_most()
-    labels = [label for label in {**estimate.devices, **lower} if label != HOST] or [HOST]
+    cards = cards_of(estimate)
+    check_labels({*cards, *(label for label in lower if label == HOST)}, limits)
+    kept = dict.fromkeys(cards or [HOST], reserve)
+    rows: list[tuple[str, int, int, int]] = []
     if limits.total is not None:
-        whole = sum(lower.get(label, 0) for label in labels), sum(upper.get(label, 0) for label in labels)
-        rows = [(SUM, limits.total, *whole)]
-    else:
-        rows = []
-        for label in labels:
-            limit = limits.of(label)
-            if limit is not None:
-                rows.append((label, limit, lower.get(label, 0), upper.get(label, 0)))
-    if not rows:  # limits of devices that this deployment does not use
-        label, limit = next(iter(limits.by_label.items()))
-        rows = [(label, limit, 0, 0)]
+        summed = cards or [HOST]
+        whole = sum(lower.get(label, 0) for label in summed), sum(upper.get(label, 0) for label in summed)
+        rows.append((SUM, limits.total, *whole))
+        kept[SUM] = reserve
+    for label in dict.fromkeys([*(cards or [HOST]), *limits.by_label]):
+        limit = limits.of(label)
+        if limit is not None:
+            rows.append((label, limit, lower.get(label, 0), upper.get(label, 0)))
     judged = [
         Verdict(
-            fits=_fits(predicted, at_most, limit - reserve, known=not estimate.unknown),
+            fits=_fits(predicted, at_most, limit - kept.get(label, 0), known=not estimate.unknown),
             device=label,
             limit=limit,
             predicted=predicted,
             at_most=at_most,
-            spare=limit - reserve - at_most,
-            reserve=reserve,
+            spare=limit - kept.get(label, 0) - at_most,
+            reserve=kept.get(label, 0),
         )
         for label, limit, predicted, at_most in rows
     ]
     return min(judged, key=lambda one: (("no", "inconclusive", "yes").index(one.fits), one.spare))
+
+
+def cards_of(estimate: Estimate) -> list[str]:
+    """Labels of the cards of an estimate, in order; none where all of it is on the host."""
+    labels = {**estimate.devices, **estimate.total()}
+    return sorted((label for label in labels if label != HOST), key=lambda label: (len(label), label))
+
+
+def check_labels(labels: Collection[str], limits: Limits) -> None:
+    """A limit for a device that is not there would hold whatever happens.
+
+    :raises BadInput: naming the device and those that there are.
+    """
+    strange = [label for label in limits.by_label if label not in labels]
+    if strange:
+        there = ", ".join(sorted(labels, key=lambda label: (label == HOST, len(label), label))) or "none"
+        raise BadInput(
+            f"budget {limits.text!r} limits {', '.join(strange)}, which this deployment does not have: its devices are"
+            f" {there}"
+        )
 
 
 def _fits(predicted: int, at_most: int, limit: int, *, known: bool) -> Literal["yes", "no", "inconclusive"]:

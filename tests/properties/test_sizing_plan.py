@@ -34,6 +34,10 @@ def shape(folder: Path, layers: int, experts: int, kv_heads: int, feed_forward: 
     return _shapes[key]
 
 
+def _place(plan: planning.Plan) -> tuple[int, int | None]:
+    return plan.options.n_cpu_moe, plan.options.n_gpu_layers
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     layers=st.integers(1, 4),
@@ -79,12 +83,22 @@ def test_a_plan_is_found_where_one_exists(
     on_host = on(llama_cpp.predict(model, options("f16", 0, 0)), HOST)
     host = None if host_share is None else max(1, round(on_host * host_share))
     wishes = planning.wishes_of(minimum_context=context, slots=slots, host_memory=host, reserve=0, prefer="speed")
-    found = planning.search([model], budget, wishes, GIVEN)
+    found = planning.search_shapes([model], budget, wishes, GIVEN)
     for plan in found.plans:
         made = llama_cpp.predict(model, plan.options)
         assert verdict(made, budget).fits == "yes"
         assert host is None or on(made, HOST) <= host
         assert plan.context >= context
+        better = [
+            (moved, kept)
+            for moved, kept in itertools.product(range(plan.options.n_cpu_moe + 1), range(layers + 2))
+            if kept >= (plan.options.n_gpu_layers or 0) and (moved, kept) != _place(plan)
+        ]
+        for moved, kept in better:
+            other = msgspec.structs.replace(plan.options, n_cpu_moe=moved, n_gpu_layers=kept, cache_ram=0)
+            made = llama_cpp.predict(model, other)
+            held = verdict(made, budget).fits == "yes" and (host is None or on(made, HOST) <= host)
+            assert not held, "with more on the card the same context fits as well"
     assert (found.impossible is None) == bool(found.plans)
     if host is not None:
         return

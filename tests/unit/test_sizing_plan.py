@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_vram import specfile
+from pytest_vram import sizing, specfile
 from pytest_vram.errors import BadInput
 from pytest_vram.settings import parse_budget
 from pytest_vram.sizing import estimating, llama_cpp, llama_options, planning, sweep, turns
@@ -46,7 +46,7 @@ def search(
     """A search on a device without a driver context of unknown size."""
     asked = {"minimum_context": None, "slots": 1, "host_memory": None, "reserve": 0, **wishes}
     given = llama_options.read({"device": "RPC0", **(options or {})})
-    return planning.search(models, parse_budget(budget), planning.wishes_of(prefer=prefer, **asked), given)
+    return planning.search_shapes(models, parse_budget(budget), planning.wishes_of(prefer=prefer, **asked), given)
 
 
 CASES = [
@@ -127,6 +127,96 @@ def test_experts_go_before_layers(shapes: Shapes) -> None:
         }
     )
     assert verdict(llama_cpp.predict(shapes("moe")[0], fewer), parse_budget("8GB")).fits == "no"
+
+
+@pytest.mark.parametrize(
+    ("names", "budget", "host"), [(("q8",), "8GB", "8GB"), (("q8", "q4"), "8GB", "12GB"), (("moe",), "6GB", "16GB")]
+)
+@pytest.mark.parametrize("slots", [1, 2])
+def test_no_plan_leaves_room_on_the_card_for_more_of_itself(
+    shapes: Shapes, names: tuple[str, ...], budget: str, host: str, slots: int
+) -> None:
+    """Where the host is the limit, the same context with one layer more on the card is over a limit, for every plan;
+    so it is with the experts of one layer more."""
+    found = search(shapes(*names), budget, host_memory=host, slots=slots)
+    assert found.plans
+    for plan in found.plans:
+        shape = next(one for one in shapes(*names) if one.source == plan.model)
+        more: dict[str, int] = {}
+        if plan.options.n_gpu_layers is not None and plan.options.n_gpu_layers <= plan.layers:
+            more["n_gpu_layers"] = plan.options.n_gpu_layers + 1
+        elif plan.options.n_cpu_moe:
+            more["n_cpu_moe"] = plan.options.n_cpu_moe - 1
+        if more:
+            made = llama_cpp.predict(shape, msgspec.structs.replace(plan.options, cache_ram=0, **more))
+            over = verdict(made, found.budget).fits != "yes"
+            assert over or on(made, HOST) > (found.wishes.host_memory or 0), (plan.command, more)
+
+
+def test_no_minimum_means_4096(shapes: Shapes) -> None:
+    """No wish is the wish for 4096 tokens: the same plans, and the number is in the result."""
+    for name, budget in (("q4", "8GB"), ("moe", "8GB"), ("q4", "4GB")):
+        without, given = search(shapes(name), budget), search(shapes(name), budget, minimum_context=4096)
+        assert without == given
+        assert without.wishes.minimum_context == 4096
+
+
+def test_a_limit_for_a_device_that_is_not_there_is_bad_use(shapes: Shapes) -> None:
+    """The sentence names it and the devices that there are; the host is always one of them."""
+    with pytest.raises(BadInput, match="limits gpu1, which this deployment does not have: its devices are gpu0, host"):
+        search(shapes("q4"), "gpu0=8GB,gpu1=8GB")
+    with pytest.raises(BadInput, match="limits gpu0.*its devices are host"):
+        search(shapes("q4"), "gpu0=8GB", options={"device": "none"})
+
+
+def test_a_budget_can_limit_the_host_too(shapes: Shapes) -> None:
+    """`host=` is kept as `--host-memory` is, and alone it leaves the card free."""
+    both = search(shapes("q8"), "gpu0=4GB,host=10GB")
+    assert [plan.options for plan in both.plans] == [
+        plan.options for plan in search(shapes("q8"), "4GB", host_memory="10GB").plans
+    ]
+    assert both.plans
+    for plan in both.plans:
+        assert plan.verdict.fits == "yes"
+        assert on(plan.estimate, HOST) <= 10 * 10**9
+    alone = search(shapes("q4"), "host=8GB").plans[0]
+    assert alone.layers_on_gpu == alone.layers
+    nothing = search(shapes("q4"), "gpu0=2GB,host=1GB")
+    assert nothing.impossible is not None
+    assert {one.wish for one in nothing.impossible.relaxed} <= {"minimum_context", "budget"}
+    assert on(nothing.impossible.cheapest, HOST) + on(nothing.impossible.cheapest, "gpu0") > 3 * 10**9
+
+
+def test_without_a_device_nothing_is_put_on_one(shapes: Shapes) -> None:
+    """All of it is on the host: no layers are given up, and none are asked for."""
+    for plan in search(shapes("q4"), "16GB", options={"device": "none"}).plans:
+        assert "--n-gpu-layers" not in plan.command
+        assert not any("layers" in lost for lost in plan.gives_up)
+    assert search(shapes("moe"), "100GB", options={"device": "none"}).plans[0].experts_on_cpu == 0
+
+
+def test_the_last_resort_gives_up_the_speed_of_prompts(shapes: Shapes) -> None:
+    """A card too small for the staging of weights gets smaller batches and no op-offload, and it is said."""
+    found = search(shapes("moe"), "300MB")
+    assert found.plans
+    for plan in found.plans:
+        assert not plan.options.op_offload
+        assert plan.options.ubatch_size < 512
+        assert any("speed of prompts" in lost for lost in plan.gives_up)
+    kept = search(shapes("moe"), "300MB", options={"op_offload": True, "ubatch_size": 512})
+    assert all(plan.options.op_offload and plan.options.ubatch_size == 512 for plan in kept.plans)
+
+
+def test_the_reasons_are_there_in_python(shapes: Shapes) -> None:
+    """`sizing.search` says what `sizing.plan` leaves out where nothing fits."""
+    path = shapes("q4")[0].source
+    arguments: dict[str, Any] = {"minimum_context": 65536, "n_gpu_layers": 99, "device": "RPC0"}
+    assert sizing.plan(path, "6GB", **arguments) == []
+    found = sizing.search(path, "6GB", **arguments)
+    assert isinstance(found, sizing.Search)
+    assert found.impossible is not None
+    assert found.impossible.missing > 0
+    assert found.impossible.relaxed
 
 
 def test_four_bits_of_cache_are_the_last_resort(shapes: Shapes) -> None:

@@ -11,7 +11,7 @@ import pytest
 from pytest_vram.errors import BadInput
 from pytest_vram.ledger import Entry
 from pytest_vram.settings import parse_budget
-from pytest_vram.sizing import eras, estimating, llama_cpp, llama_options, turns
+from pytest_vram.sizing import engine_options, eras, estimating, llama_cpp, llama_options, turns
 from pytest_vram.sizing.options import Era, LlamaOptions
 from pytest_vram.sizing.prediction import Estimate, ModelFacts, Turn
 from pytest_vram.sizing.shape import ModelShape
@@ -83,6 +83,42 @@ def test_the_host_stands_in_where_there_is_no_card() -> None:
     assert (judged.device, judged.fits) == ("host", "no")
 
 
+@pytest.mark.parametrize("text", ["gpu2=1GB", "gpu0=1GB,gpu2=1GB", "gpu2=1GB,sum=1GB"])
+def test_a_limit_for_a_device_that_is_not_there_is_refused(text: str) -> None:
+    """It would hold whatever happens; the sentence names the devices that there are."""
+    made = estimate(("gpu0", 100, None), ("gpu1", 200, None), ("host", 300, None))
+    with pytest.raises(BadInput, match="limits gpu2, .*: its devices are gpu0, gpu1, host"):
+        verdict(made, parse_budget(text))
+    with pytest.raises(BadInput, match="limits gpu0, .*: its devices are host"):
+        verdict(estimate(("host", 100, None)), parse_budget("gpu0=1GB"))
+
+
+@pytest.mark.parametrize(
+    ("text", "device", "fits", "predicted", "spare"),
+    [
+        ("host=299B", "host", "no", 300, -1),
+        ("host=300B", "host", "yes", 300, 0),
+        ("gpu0=90B,host=1GB", "gpu0", "no", 100, -10),
+        ("gpu0=1GB,host=310B", "host", "yes", 300, 10),
+        ("gpu0=1GB,sum=299B", "sum", "no", 300, -1),
+        ("gpu1=199B,sum=1GB", "gpu1", "no", 200, -1),
+    ],
+)
+def test_every_limit_of_a_budget_is_judged(text: str, device: str, fits: str, predicted: int, spare: int) -> None:
+    """The host's own limit beside cards, and a device's beside the sum: the tightest decides."""
+    made = estimate(("gpu0", 100, None), ("gpu1", 200, None), ("host", 300, None))
+    judged = verdict(made, parse_budget(text))
+    assert (judged.device, judged.fits, judged.predicted, judged.spare) == (device, fits, predicted, spare)
+
+
+def test_a_reserve_is_kept_on_cards() -> None:
+    """Not on the host beside a card."""
+    made = estimate(("gpu0", 100, None), ("host", 300, None))
+    judged = verdict(made, parse_budget("gpu0=1GB,host=300B"), reserve=50)
+    assert (judged.device, judged.fits, judged.reserve) == ("host", "yes", 0)
+    assert verdict(made, parse_budget("gpu0=149B,host=1GB"), reserve=50).fits == "no"
+
+
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ModelShape]:
     """Models by name, read once."""
@@ -119,6 +155,8 @@ def first(shape: ModelShape, limit: str, **options: object) -> Turn | None:
         ("moe", "8GB", {"ctx_size": 4096, "cache_type_k": "q4_0", "cache_type_v": "q4_0"}, "n-cpu-moe", None),
         ("q4", "2GB", {"ctx_size": 256, "parallel": 1}, "n-gpu-layers", None),
         ("q4", "8GB", {"parallel": 1}, "ctx-size", None),
+        ("q4", "7.3GB", {"ctx_size": 32768, "parallel": 1, "device": "CUDA0"}, "ctx-size", None),
+        ("moe", "8GB", {"ctx_size": 256, "parallel": 1, "cache_type_k": "q8_0", "cache_type_v": "q8_0"}, "n-cpu-moe", None),
     ],
 )  # fmt: skip
 def test_the_first_change_that_is_enough(
@@ -135,6 +173,30 @@ def test_the_first_change_that_is_enough(
     assert (turn.setting, turn.enough) == (setting, True)
     assert after is None or turn.after == after
     assert turn.saves > 0
+
+
+def test_the_command_line_with_the_change_is_ready(shapes: Callable[[str], ModelShape]) -> None:
+    """It means the changed settings and fits; another quantisation has none, because nobody has the file yet."""
+    turn = first(shapes("moe"), "8GB", ctx_size=16384, parallel=1)
+    assert turn is not None
+    words, model = engine_options.pairs(turn.command[1:])
+    assert not model
+    assert words.pop("model") == shapes("moe").source
+    made = llama_cpp.predict(shapes("moe"), llama_options.options_of(words))
+    assert verdict(made, parse_budget("8GB")).fits == ("yes" if turn.enough else "no")
+    changed = first(shapes("f16"), "9GB", ctx_size=8192)
+    assert changed is not None
+    assert (changed.setting, changed.command) == ("model", ())
+
+
+def test_four_bits_of_cache_are_turned_last(shapes: Callable[[str], ModelShape]) -> None:
+    """Only where no gentler change is enough alone."""
+    options = {"ctx_size": 32768, "parallel": 1, "device": "CUDA0"}
+    for size in (4, 5, 6, 7):
+        turn = first(shapes("q4"), f"{size}GB", **options)
+        assert turn is not None
+        assert turn.enough
+        assert "q4_0" not in turn.after
 
 
 def test_what_saves_most_where_nothing_is_enough(shapes: Callable[[str], ModelShape]) -> None:
