@@ -11,6 +11,7 @@
     │   └── BadModel          a model file or folder that cannot be sized
     ├── BackendError          the deployment under test
     │   ├── EngineNotFound    no usable engine binary or package
+    │   ├── EngineRefused     it refused the model or a setting before it loaded anything
     │   ├── ModelNotFound     no such model, or not a model
     │   ├── BootFailed        died or refused while it started
     │   ├── BootTimeout       neither ready nor dead in its time
@@ -27,6 +28,8 @@ Messages are complete sentences for a person: what is wrong, where it came from,
 """
 
 from __future__ import annotations
+
+from pytest_vram.text import printable
 
 
 class VramError(Exception):
@@ -54,7 +57,13 @@ class BadMarker(BadInput):
 
 
 class BadModel(BadInput):
-    """A model file or folder that cannot be sized: missing, damaged, hostile, or of another format."""
+    """A model file or folder that cannot be sized: missing, damaged, hostile, or of another format.
+
+    Names from inside of it, and of files beside it, are other people's text: what is not printable is escaped.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class BackendError(VramError):
@@ -63,6 +72,10 @@ class BackendError(VramError):
 
 class EngineNotFound(BackendError):
     """No usable engine binary or package was found."""
+
+
+class EngineRefused(BackendError):
+    """The engine itself refused the model or a setting in its dry run; the message has its own sentence."""
 
 
 class ModelNotFound(BackendError):

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pytest_vram.backends import gguf_file
+from pytest_vram.backends import gguf_file, llama_server
 from pytest_vram.checks.finding import Finding
 from pytest_vram.errors import BackendError, BadInput
 from pytest_vram.keeper.messages import Closed
 from pytest_vram.ledger import Ledger, combined
+from pytest_vram.paths import expanded
 from pytest_vram.readings import Measured, Reading, Unmeasurable
 from pytest_vram.spec import BackendSpec
+from pytest_vram.text import encodable
 
 if TYPE_CHECKING:
     from pytest_vram.run import Attempt, Plan, Run
@@ -46,7 +48,7 @@ class Predictions:
 
     def of(self, spec: BackendSpec) -> Estimate | Unmeasurable:
         """The estimate of this spec, or why there is none."""
-        key = msgspec.json.encode(spec, order="sorted")
+        key = msgspec.json.encode(encodable(msgspec.to_builtins(spec)), order="sorted")
         if key not in self._known:
             try:
                 self._known[key] = estimate_of(spec)
@@ -66,10 +68,16 @@ def estimate_of(spec: BackendSpec) -> Estimate:
             f"backend {spec.name!r} (engine {spec.engine!r}) cannot be predicted: estimates are made for engine"
             f" {', '.join(repr(engine) for engine in _ENGINES)} only"
         )
-    from pytest_vram.sizing import estimate
+    from pytest_vram.sizing import engine_options, estimating
 
-    options = {name.replace("-", "_"): _resolved(name, value, spec.base) for name, value in spec.options.items()}
-    return estimate(str(gguf_file.resolve(spec)), engine=spec.engine, **options)
+    origin = f"[backend.{spec.name}] in {spec.origin}"
+    for key in spec.options:
+        name = engine_options.named(key, origin=origin)[0].name
+        if name in llama_server.REFUSED:  # as where the server is started
+            raise BadInput(f"option {key!r} ({origin}) cannot be used: {llama_server.REFUSED[name]}")
+    options = {name: _resolved(name, value, spec.base) for name, value in spec.options.items()}
+    shape = estimating.load(str(gguf_file.resolve(spec)), engine=spec.engine)
+    return estimating.of_shape(shape, engine=spec.engine, options=options)
 
 
 def _resolved(name: str, value: Any, base: str) -> Any:
@@ -78,7 +86,7 @@ def _resolved(name: str, value: Any, base: str) -> Any:
         return value
     if isinstance(value, list):
         return [_resolved(name, one, base) for one in value]
-    return str(Path(base) / Path(value).expanduser()) if isinstance(value, str) else value
+    return str(Path(base) / expanded(value, f"option {name}")) if isinstance(value, str) else value
 
 
 def figures(estimates: Sequence[Estimate]) -> dict[str, Measured]:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from pytest_vram.errors import BadSpec
+from pytest_vram.paths import expanded
 from pytest_vram.settings import NAMES
 from pytest_vram.spec import BackendSpec, Floors
 
@@ -58,7 +59,7 @@ def locate(rootdir: Path, named: str | None = None, place: str = "--vram-config"
     :raises BadSpec: when the named file does not exist.
     """
     if named is not None:
-        path = Path(named).expanduser()
+        path = expanded(named, place)
         if not path.is_file():
             what = "is a folder" if path.is_dir() else "does not exist"
             raise BadSpec(f"config file {named!r} {what}: name a TOML file such as {FILE_NAME} (from {place})")

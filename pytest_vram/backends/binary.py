@@ -11,6 +11,7 @@ import msgspec
 
 from pytest_vram.backends import store
 from pytest_vram.errors import EngineNotFound
+from pytest_vram.paths import expanded
 from pytest_vram.spec import BackendSpec
 
 #: Packages that carry the binary in their ``bin`` folder; they are looked into, not imported.
@@ -71,7 +72,7 @@ def locate(spec: BackendSpec) -> Path:
 def _named(spec: BackendSpec) -> Path:
     assert spec.binary is not None
     where = f"`binary` of [backend.{spec.name}] in {spec.origin}"
-    path = Path(spec.binary).expanduser()
+    path = expanded(spec.binary, where)
     if not path.is_absolute():
         on_path = shutil.which(spec.binary) if path.name == spec.binary else None
         path = Path(on_path) if on_path else Path(spec.base) / path

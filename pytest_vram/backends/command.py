@@ -15,6 +15,7 @@ from pytest_vram.backends.base import Engine, PlanContext, refuse_foreign_keys
 from pytest_vram.backends.keys import api_key
 from pytest_vram.bootlog.boot import PHASES
 from pytest_vram.errors import BadSpec, EngineNotFound
+from pytest_vram.paths import expanded
 from pytest_vram.spec import BackendSpec, LaunchPlan
 
 PORT, MODEL = "{port}", "{model}"
@@ -96,13 +97,13 @@ def _filled(text: str, port: int | None) -> str:
 def _model(spec: BackendSpec) -> str:
     """A file next to the spec as an absolute path; anything else, such as a repository's name, as it is."""
     assert spec.model is not None
-    path = Path(spec.model).expanduser()
+    path = expanded(spec.model, f"`model` of [backend.{spec.name}] in {spec.origin}")
     beside = path if path.is_absolute() else Path(spec.base) / path
     return str(beside) if beside.exists() else spec.model
 
 
 def _executable(program: str, spec: BackendSpec, where: str) -> str:
-    path = Path(program).expanduser()
+    path = expanded(program, f"the program in `argv` of {where}")
     if path.name == program:
         if shutil.which(program, path=spec.env.get("PATH")) is None:
             raise EngineNotFound(

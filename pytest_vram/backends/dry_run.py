@@ -45,7 +45,7 @@ from pytest_vram.backends.smoke import in_words
 from pytest_vram.backends.words import said
 from pytest_vram.bootlog.devices import HOST
 from pytest_vram.bootlog.dry_run import COLUMNS, Amount, DryRunLog, Row, Trial, total
-from pytest_vram.errors import BackendError, BadModel, EngineNotFound, ModelNotFound
+from pytest_vram.errors import BackendError, BadModel, EngineNotFound, EngineRefused, ModelNotFound
 from pytest_vram.ledger import Bucket, Entry, Ledger
 from pytest_vram.spec import OptionValue
 
@@ -117,8 +117,9 @@ def dry_run(
     :param options: the engine's long option names (dashes) → values. What decides the run itself is replaced.
     :param endpoints: ``host:port`` of RPC devices to use. :param device_none: everything on the host.
     :param environment: variables of the deployment. :param folder: where it runs; relative paths of options start here.
-    :raises BackendError: the engine has no dry run, refuses the model or the settings (with its own sentence), dies or
-        does not answer in ``timeout`` seconds. :raises BadSpec: an option that the engine does not have.
+    :raises EngineRefused: it refuses the model or the settings, with its own sentence.
+    :raises BackendError: the engine has no dry run, dies or does not answer in ``timeout`` seconds.
+    :raises BadSpec: an option that the engine does not have.
     """
     if os.name != "posix":
         raise BackendError(f"a dry run needs Linux or macOS, and this is {sys.platform}: use the estimate without it")
@@ -528,7 +529,7 @@ def _no_table(run: _Run, trial: Trial, binary: Path, model: Path, timeout: float
             " llama.cpp from December 2025 or later"
         )
     if own:
-        return BackendError(f"{binary} refused a dry run of {model}: {own}")
+        return EngineRefused(f"{binary} refused a dry run of {model}: {own}")
     if run.timed_out:
         return BackendError(
             f"{binary} printed no memory table for {model} within {timeout:g} s and was stopped; its last words:"

@@ -17,6 +17,7 @@ import msgspec
 from pytest_vram.backends import store
 from pytest_vram.backends.words import said
 from pytest_vram.errors import BadSpec, EngineNotFound
+from pytest_vram.paths import expanded
 from pytest_vram.spec import OptionValue
 
 HELP_TIMEOUT = 10.0
@@ -354,5 +355,5 @@ def _word(key: str, value: bool, flag: Flag, origin: str) -> str:
 
 def _text(value: OptionValue) -> str:
     if isinstance(value, str) and value.startswith("~/"):
-        return str(Path(value).expanduser())
+        return str(expanded(value, "the value of an option"))
     return str(value)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pytest_vram.backends import store
 from pytest_vram.errors import BadSpec, ModelNotFound
+from pytest_vram.paths import expanded
 from pytest_vram.sizing.gguf import MAGIC, SPLIT_NAME, looks_like
 from pytest_vram.spec import BackendSpec
 
@@ -22,7 +23,7 @@ def resolve(spec: BackendSpec) -> Path:
         raise BadSpec(f"{where} has no `model`: write the path of a GGUF file, or {store.DEMO_MODEL!r}")
     if spec.model.startswith("demo:"):
         return _demo(spec.model, where)
-    path = Path(spec.model).expanduser()
+    path = expanded(spec.model, f"`model` of {where}")
     if not path.is_absolute():
         path = Path(spec.base) / path
     split = SPLIT_NAME.fullmatch(path.name)

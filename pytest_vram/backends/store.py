@@ -23,6 +23,7 @@ from pathlib import Path
 
 from pytest_vram.backends import smoke
 from pytest_vram.errors import BackendError, EngineNotFound, ModelNotFound
+from pytest_vram.paths import expanded
 
 DEMO_MODEL = "demo:SmolLM2-135M"
 MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -41,7 +42,7 @@ def cache_folder() -> Path:
     """``$PYTEST_VRAM_CACHE``, else ``$XDG_CACHE_HOME/pytest-vram``, else ``~/.cache/pytest-vram``."""
     own = os.environ.get("PYTEST_VRAM_CACHE")
     if own:
-        return Path(own).expanduser()
+        return expanded(own, "PYTEST_VRAM_CACHE")
     shared = os.environ.get("XDG_CACHE_HOME")
     return (Path(shared) if shared else Path.home() / ".cache") / "pytest-vram"
 

@@ -9,8 +9,19 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from pytest_vram.cli.output import BAD_USE, FAILS, INTERRUPTED, Answer, progress, refusal, show
-from pytest_vram.errors import BadInput, VramError
+from pytest_vram.cli.output import (
+    BAD_USE,
+    FAILS,
+    INCONCLUSIVE,
+    INTERRUPTED,
+    Answer,
+    prepare,
+    progress,
+    refusal,
+    show,
+)
+from pytest_vram.errors import BadInput, EngineRefused, VramError
+from pytest_vram.text import printable
 
 #: Verb → (module, one line of help).
 VERBS: dict[str, tuple[str, str]] = {
@@ -38,32 +49,50 @@ NOT_BUILT: dict[str, str] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``vram``. Returns the exit code: 0 holds, 1 does not, 2 bad use, 3 inconclusive, 130 on Ctrl-C."""
+    prepare()
     try:
-        code = _ended(list(sys.argv[1:] if argv is None else argv))
+        answer, as_json = _ended(list(sys.argv[1:] if argv is None else argv))
+    except OSError as error:
+        return _unwritten(error, FAILS)
+    try:
+        if answer.document is not None:
+            show(answer, as_json=as_json)
         if sys.stdout is not None:  # it is None where the caller closed it
             sys.stdout.flush()  # now, and not at the interpreter's end, where nobody could catch it
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        # A broken pipe is a reader that has gone, as in `vram doctor | head`: there is nobody to tell.
-        if not isinstance(error, BrokenPipeError):
-            progress(f"vram: the output could not be written: {error.strerror}")
-        return FAILS
-    return code
-
-
-def _ended(arguments: list[str]) -> int:
-    try:
-        return _run(arguments)
-    except SystemExit as stop:  # argparse: help was printed, or an argument is wrong
-        return stop.code if isinstance(stop.code, int) else BAD_USE
     except KeyboardInterrupt:
         return INTERRUPTED
+    except OSError as error:
+        return _unwritten(error, answer.code)
+    return answer.code
 
 
-def _run(arguments: list[str]) -> int:
+def _unwritten(error: OSError, code: int) -> int:
+    """The exit code where standard output took nothing more: ``code`` where its reader has gone, and failure else."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):  # as in `vram fit … | head -1`: it read what it wanted
+        return code
+    progress(f"vram: the output could not be written: {error.strerror}")
+    return FAILS
+
+
+def _ended(arguments: list[str]) -> tuple[Answer, bool]:
+    """The answer, without a document where everything was said already; and whether it is to be JSON."""
+    as_json = "--json" in _own(arguments)
+    try:
+        return _run(arguments, as_json=as_json), as_json
+    except SystemExit as stop:  # argparse: help was printed, or an argument is wrong
+        return _silent(stop.code if isinstance(stop.code, int) else BAD_USE), as_json
+    except KeyboardInterrupt:
+        return _silent(INTERRUPTED), as_json
+
+
+def _silent(code: int) -> Answer:
+    return Answer(code=code, document=None)
+
+
+def _run(arguments: list[str], *, as_json: bool) -> Answer:
     parser = _parser()
     wanted = next((word for word in arguments if not word.startswith("-")), None)
-    as_json = "--json" in _own(arguments)
     if wanted in NOT_BUILT and arguments[0] == wanted:
         message = (
             f"this verb ({NOT_BUILT[wanted]}) is not built yet in this version, which has {', '.join(sorted(VERBS))}"
@@ -74,35 +103,33 @@ def _run(arguments: list[str]) -> int:
     try:
         options, rest = parser.parse_known_args(_own(arguments))
     except BadInput as error:
-        parser.print_usage(sys.stderr)
+        progress(parser.format_usage().rstrip())
         return _refuse(str(error), BAD_USE, wanted or "", as_json=as_json)
     if options.verb is None:
-        parser.print_help(sys.stderr)
-        return BAD_USE
+        progress(parser.format_help().rstrip())
+        return _silent(BAD_USE)
     rest += _pytest_only(arguments)
     if rest and options.verb == "doctor":
         return _refuse(f"vram doctor does not take {rest[0]!r}: it takes --json", BAD_USE, "doctor", as_json=as_json)
     run: Callable[[argparse.Namespace, list[str]], Answer] = importlib.import_module(VERBS[options.verb][0]).run
+    # A prediction that could not be made says nothing about the budget: 1 would say that the model does not fit.
+    undone = INCONCLUSIVE if options.verb in PREDICTING else FAILS
     try:
-        answer = run(options, rest)
-    except BadInput as error:
-        return _refuse(str(error), BAD_USE, options.verb, as_json=as_json)
+        return run(options, rest)
+    except (BadInput, EngineRefused) as error:
+        return _refuse(printable(str(error)), BAD_USE, options.verb, as_json=as_json)
     except VramError as error:
-        return _refuse(str(error), FAILS, options.verb, as_json=as_json)
+        return _refuse(str(error), undone, options.verb, as_json=as_json)
     except BrokenPipeError:
         raise
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        return _refuse(f"{place}{error.strerror or error}", FAILS, options.verb, as_json=as_json)
-    show(answer, as_json=as_json)
-    return answer.code
+        return _refuse(printable(f"{place}{error.strerror or error}"), undone, options.verb, as_json=as_json)
 
 
-def _refuse(message: str, code: int, verb: str, *, as_json: bool) -> int:
+def _refuse(message: str, code: int, verb: str, *, as_json: bool) -> Answer:
     progress(f"vram {verb}: {message}" if verb in VERBS or verb in NOT_BUILT else f"vram: {message}")
-    if as_json:
-        show(refusal(message, code=code, verb=verb), as_json=True)
-    return code
+    return refusal(message, code=code, verb=verb) if as_json else _silent(code)
 
 
 def _own(arguments: list[str]) -> list[str]:
@@ -157,7 +184,8 @@ def _epilog(verb: str) -> str | None:
     if verb in PREDICTING:
         return (
             "MODEL is a GGUF file, a folder with config.json, or a name in the local Hugging Face or Ollama store."
-            " Every other argument is an option of the engine, long or short, as in a pasted command line."
+            " Every other argument is an option of the engine, long or short; a whole command line can be pasted"
+            " behind --, as in `vram fit --budget 8GB -- llama-server -m my.gguf -c 8192`."
         )
     return "Every other argument goes to pytest, such as --vram-budget=4GB, -k idle, -v."
 
@@ -168,6 +196,9 @@ def _predicting(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--budget", metavar="SIZE", help="such as 4GB, 8GiB, gpu0=11GB,gpu1=3GB or sum=14GB")
     parser.add_argument("--reserve", metavar="SIZE", help="room that must stay free on each card")
     parser.add_argument("--build", metavar="N", help="build of llama.cpp whose rules hold (default: today's)")
+    if verb in ("estimate", "fit"):
+        parser.add_argument("--backend", metavar="NAME", help="model and options of a backend of the config file")
+        parser.add_argument("--config", metavar="FILE", help="config file (default: the project's vram.toml)")
     if verb != "sweep":
         parser.add_argument("--exact", action="store_true", help="ask the engine itself, by its dry run on the file")
     if verb == "plan":

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import re
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 
+from pytest_vram.text import encodable, printable
+
 HOLDS, FAILS, BAD_USE, INCONCLUSIVE, INTERRUPTED = 0, 1, 2, 3, 130
+#: Signs of our own tables that ASCII has no sign for.
+_ASCII = str.maketrans({"–": "-", "…": "...", "·": "-", "×": "x"})
+_NOT_ASCII = re.compile(r"[^\n -~]")
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,14 +31,21 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[str, ...] = ()
 
 
+def prepare() -> None:
+    """Let the standard streams write what their encoding lacks as escapes, whatever the environment chose."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def show(answer: Answer, *, as_json: bool) -> None:
-    """Print an answer: the JSON document alone, or the lines."""
+    """Print an answer: the JSON document alone, or the lines. Nothing of it can command the terminal."""
     if as_json:
-        raw = msgspec.json.format(msgspec.json.encode(answer.document), indent=2)
-        print(raw.decode())
+        print(_document(answer.document))
         return
     for line in answer.lines:
-        print(line)
+        text = "\n".join(printable(part) for part in line.split("\n"))
+        print(text if sys.stdout is None or _speaks_unicode(sys.stdout) else text.translate(_ASCII))
 
 
 def refusal(message: str, *, code: int, verb: str) -> Answer:
@@ -39,4 +55,27 @@ def refusal(message: str, *, code: int, verb: str) -> Answer:
 
 def progress(text: str) -> None:
     """Tell a person what is going on; never on standard output, which may be a document."""
-    print(text, file=sys.stderr, flush=True)
+    if sys.stderr is None:  # closed by the caller; print would take standard output instead
+        return
+    with contextlib.suppress(OSError):  # there is nowhere left to say that it cannot be said
+        print("\n".join(printable(part) for part in text.split("\n")), file=sys.stderr, flush=True)
+
+
+def _document(document: Any) -> str:
+    try:
+        raw = msgspec.json.encode(document)
+    except UnicodeEncodeError:  # a file name that is no UTF-8, which Python keeps as halves of surrogate pairs
+        raw = msgspec.json.encode(encodable(msgspec.to_builtins(document)))
+    # Outside of ASCII there are only texts, where an escape means the same, and every encoding has it.
+    return _NOT_ASCII.sub(_json_escape, msgspec.json.format(raw, indent=2).decode())
+
+
+def _json_escape(match: re.Match[str]) -> str:
+    character = match[0]
+    if character.isprintable() and (sys.stdout is None or _speaks_unicode(sys.stdout)):
+        return character
+    return json.dumps(character)[1:-1]
+
+
+def _speaks_unicode(stream: TextIO) -> bool:
+    return (stream.encoding or "ascii").lower().replace("-", "").startswith("utf")

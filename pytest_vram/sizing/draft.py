@@ -14,6 +14,7 @@ import msgspec
 
 from pytest_vram.errors import BadInput
 from pytest_vram.ledger import Entry
+from pytest_vram.paths import expanded
 from pytest_vram.sizing import compute, gguf, gguf_shape, kv, recurrent, stores, weights
 from pytest_vram.sizing.options import CURRENT, Draft, Era, LlamaOptions, cells
 from pytest_vram.sizing.placement import place
@@ -34,7 +35,7 @@ def draft(shape: ModelShape, options: LlamaOptions, era: Era = CURRENT) -> tuple
         return [], []
     if asked.model is None:
         return _own_head(shape, options, asked, era) if asked.kind == "draft-mtp" else ([], [])
-    return _second_model(shape, options, asked, Path(asked.model).expanduser(), era)
+    return _second_model(shape, options, asked, expanded(asked.model, "option model-draft"), era)
 
 
 def options_of(shape: ModelShape, options: LlamaOptions, asked: Draft) -> LlamaOptions:

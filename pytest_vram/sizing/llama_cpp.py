@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from pytest_vram.errors import BadInput
 from pytest_vram.ledger import Entry
+from pytest_vram.paths import expanded
 from pytest_vram.sizing import compute, kv, moe, placement, recurrent, textbook, weights
 from pytest_vram.sizing.llama_options import Given, command
 from pytest_vram.sizing.options import CURRENT, Cells, Era, LlamaOptions, Placement, cells
@@ -155,11 +155,11 @@ def _extras(shape: ModelShape, options: LlamaOptions, era: Era) -> Iterable[tupl
     if options.mmproj is not None:
         from pytest_vram.sizing import projector
 
-        yield projector.projector(Path(options.mmproj).expanduser(), options)
+        yield projector.projector(expanded(options.mmproj, "option mmproj"), options)
     if options.lora:
         from pytest_vram.sizing import lora
 
-        yield lora.adapters([Path(path).expanduser() for path in options.lora], shape, options)
+        yield lora.adapters([expanded(path, "option lora") for path in options.lora], shape, options)
     if options.draft is not None:
         from pytest_vram.sizing import draft
 

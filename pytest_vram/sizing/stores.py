@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_vram.errors import BadModel
+from pytest_vram.paths import expanded
 from pytest_vram.sizing import gguf
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # of a name: no slash, no leading dot
@@ -77,17 +78,17 @@ def hugging_face_folder() -> Path:
     """Where ``huggingface_hub`` keeps its models: HF_HUB_CACHE, or ``hub`` in HF_HOME, or the default."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(variable):
-            return Path(os.environ[variable]).expanduser()
+            return expanded(os.environ[variable], variable)
     if os.environ.get("HF_HOME"):
-        return Path(os.environ["HF_HOME"]).expanduser() / "hub"
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface" / "hub"
+        return expanded(os.environ["HF_HOME"], "HF_HOME") / "hub"
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "XDG_CACHE_HOME") / "huggingface" / "hub"
 
 
 def ollama_folders() -> list[Path]:
     """Where Ollama keeps its models: OLLAMA_MODELS, or the user's and the Linux service's default folders."""
     if os.environ.get("OLLAMA_MODELS"):
-        return [Path(os.environ["OLLAMA_MODELS"]).expanduser()]
-    return [Path("~/.ollama/models").expanduser(), Path("/usr/share/ollama/.ollama/models")]
+        return [expanded(os.environ["OLLAMA_MODELS"], "OLLAMA_MODELS")]
+    return [expanded("~/.ollama/models", "the folder of Ollama's models"), Path("/usr/share/ollama/.ollama/models")]
 
 
 def _is_path(model: str) -> bool:

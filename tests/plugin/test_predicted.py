@@ -182,7 +182,7 @@ def test_what_cannot_be_predicted_is_not_judged(project: pytest.Pytester, inner:
     assert "@max_host_memory" in tests["test_host"]["reason"]
     assert "@min_tokens_per_second" in tests["test_rate"]["reason"]
     assert "backend 'other' (engine 'command') cannot be predicted" in " ".join(texts["test_engine"].split())
-    assert "no_such_option" in texts["test_option"]
+    assert "no-such-option" in texts["test_option"]
     assert "does not exist" in texts["test_model"]
     assert len(tests["test_more"]["findings"]) == 2
     assert result.ret == 0

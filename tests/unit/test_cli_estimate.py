@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from pytest_vram.cli import entry, main
-from pytest_vram.errors import BackendError
+from pytest_vram.errors import BackendError, EngineNotFound, EngineRefused
 from pytest_vram.report import schemas
 from pytest_vram.testing import recipes
 from pytest_vram.units import MIB
@@ -259,19 +259,29 @@ def test_a_sweep_has_a_row_for_each_value(cli: Cli, models: dict[str, str]) -> N
     assert [point["verdict"]["fits"] for point in found["points"]] == ["yes", "yes"]
 
 
-def test_without_an_engine_exact_says_where_it_looked(
-    cli: Cli, models: dict[str, str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("words", [("estimate",), ("fit", "--budget", "4GB"), ("plan", "--budget", "8GB")])
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(EngineNotFound, 3), (BackendError, 3), (EngineRefused, 2)],
+)
+def test_an_engine_that_fails_says_nothing_about_the_budget(
+    cli: Cli,
+    models: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    error: type[BackendError],
+    expected: int,
 ) -> None:
-    """Trouble with the engine is exit code 1, in its own words."""
+    """Exit code 3, in its own words, and 2 where it refuses the model or a setting: 1 is that it does not fit."""
     from pytest_vram.backends import dry_run
 
     def none(*_: object, **__: object) -> None:
-        raise BackendError("no llama-server was found for a dry run")
+        raise error("its own words")
 
     monkeypatch.setattr(dry_run, "exact", none)
-    code, _, err = cli("estimate", models["q4"], "--exact")
-    assert code == 1
-    assert err == "vram estimate: no llama-server was found for a dry run\n"
+    code, _, err = cli(words[0], models["q4"], "--exact", *words[1:])
+    assert code == expected
+    assert err == f"vram {words[0]}: its own words\n"
 
 
 @pytest.mark.parametrize("verb", entry.PREDICTING)

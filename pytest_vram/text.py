@@ -1,0 +1,34 @@
+"""Text of other people (names of files, of models, of tensors) made safe for a terminal and for JSON."""
+
+from __future__ import annotations
+
+import re
+
+#: Everything but letters, marks, digits, punctuation, symbols and the plain space is looked at.
+_UNUSUAL = re.compile(r"[^\w !-~]")
+
+
+def printable(text: str) -> str:
+    r"""``text`` as one line that a terminal shows and does not obey.
+
+    Control characters, line ends, marks that turn the direction of writing, and halves of surrogate pairs (which stand
+    for bytes of a file name that are no UTF-8) are written as Python writes them: ``\x1b``, ``\n``, ``\u202e``,
+    ``\udcff``.
+    """
+    return text if text.isprintable() else _UNUSUAL.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    character = match[0]
+    return character if character.isprintable() else repr(character)[1:-1]
+
+
+def encodable(value: object) -> object:
+    """A JSON value whose texts can be encoded: halves of surrogate pairs are written as escapes, keys included."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {encodable(key): encodable(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [encodable(one) for one in value]
+    return value
