@@ -14,9 +14,10 @@ trial has printed its table. Four things keep it from loading, each without the 
   too little for a large model in host memory. Drivers reserve more than that for themselves, so it cannot be kept then;
 - it dies with its parent.
 
-What the engine's figures leave out: the driver's own memory, output buffers (the trial makes them without size), LoRA
-adapters. Source: llama.cpp ``common/fit.cpp``, ``src/llama-context.cpp`` (``output_reserve``), and runs of b10068 and
-b10434 on CPU and RPC devices; no run on a real card confirmed it.
+What the engine's figures leave out: the driver's own memory, output buffers (the trial makes them without size), the
+mapped file beside weights that the CPU reorders (:func:`left_out`), LoRA adapters. Source: llama.cpp
+``common/fit.cpp``, ``src/llama-context.cpp`` (``output_reserve``), and runs of b10068 and b10434 on CPU and RPC devices;
+no run on a real card confirmed it.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from pytest_vram.bootlog.devices import HOST
 from pytest_vram.bootlog.dry_run import COLUMNS, Amount, DryRunLog, Row, Trial, total
 from pytest_vram.errors import BackendError, BadModel, EngineNotFound, EngineRefused, ModelNotFound
 from pytest_vram.ledger import Bucket, Entry, Ledger
+from pytest_vram.sizing.weights import MAPPED
 from pytest_vram.spec import OptionValue
 
 TIMEOUT = 60.0
@@ -284,7 +286,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 def compare(estimate: Ledger, dry: DryRun) -> tuple[Comparison, ...]:
     """A rule-based ledger beside the engine's figures, for each group of buckets and device that either side has.
 
-    Output buffers of the estimate are left out: the engine's trial makes them without size.
+    What the engine's trial leaves out is left out of the estimate too (:func:`left_out`).
     """
     labels = sorted({entry.device for entry in estimate.entries} | {row.label for row in dry.rows})
     found: list[Comparison] = []
@@ -294,7 +296,7 @@ def compare(estimate: Ledger, dry: DryRun) -> tuple[Comparison, ...]:
             mine = [
                 entry
                 for entry in estimate.entries
-                if entry.device == label and entry.bucket in buckets and "output buffer" not in entry.detail
+                if entry.device == label and entry.bucket in buckets and not left_out(entry)
             ]
             low = sum(entry.bytes for entry in mine)
             high = sum(entry.bytes if entry.at_most is None else entry.at_most for entry in mine)
@@ -302,6 +304,12 @@ def compare(estimate: Ledger, dry: DryRun) -> tuple[Comparison, ...]:
             if mine or engine.high > 0:
                 found.append(Comparison(group=group, device=label, rule=low, rule_at_most=high, engine=engine))
     return tuple(found)
+
+
+def left_out(entry: Entry) -> bool:
+    """Whether an entry of an estimate is of what a boot takes and the engine's trial does not count: output buffers,
+    which it makes without size, and the mapped file beside weights that the CPU reorders, for it maps nothing."""
+    return "output buffer" in entry.detail or entry.detail.startswith(MAPPED)
 
 
 def _is_own(known: flags.Help, name: str) -> bool:

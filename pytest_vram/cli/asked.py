@@ -151,7 +151,7 @@ def by_dry_run(shape: ModelShape, given: Given, options: dict[str, Any]) -> tupl
         entry
         for entry in rules.entries
         if entry.bucket in _LEFT_OUT
-        or "output buffer" in entry.detail
+        or dry_run.left_out(entry)
         or (entry.bucket in ("projector", "draft") and entry.bucket not in held)
     ]
     # Weights, caches and compute are the engine's own figures, so that they are known whatever the rules know.

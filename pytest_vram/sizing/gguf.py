@@ -121,7 +121,7 @@ def read(path: Path | str) -> Gguf:
         if part.metadata.get("split.no") != index:
             number = part.metadata.get("split.no")
             raise BadModel(f"{other} says it is part {number!r} (from 0) of its model, but by its name it is {index}")
-        tensors.extend(part.tensors)
+        tensors.extend(msgspec.structs.replace(one, part=index) for one in part.tensors)
         size += part.file_bytes
     names = {one.name for one in tensors}
     if len(names) != len(tensors):
@@ -451,7 +451,7 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> tuple[Tensor, ...]:
         offset = cursor.u64(f"the place of tensor {name!r}")
         type_ = ggml.TYPES.get(number)
         if type_ is None:
-            tensors.append(Tensor(name=name, dims=dims, type=f"type {number}", bytes=0, known=False))
+            tensors.append(Tensor(name=name, dims=dims, type=f"type {number}", bytes=0, known=False, offset=offset))
         else:
             if dims[0] % type_.block:
                 cursor.fail(
@@ -461,7 +461,7 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> tuple[Tensor, ...]:
             size = dims[0] // type_.block * type_.bytes
             for more in dims[1:]:
                 size *= more
-            tensors.append(Tensor(name=name, dims=dims, type=type_.name, bytes=size))
+            tensors.append(Tensor(name=name, dims=dims, type=type_.name, bytes=size, offset=offset))
         offsets.append((where + 4, offset))
     _check_places(cursor, tensors, offsets, alignment)
     return tuple(tensors)

@@ -45,7 +45,7 @@ def predict(
     layout = cells(options, shape.context, causal=shape.causal)
     notes = [*shape.notes, *(given.notes if given else ())]
     entries = [
-        *weights.weights(shape, options, where, era),
+        *weights.weights(shape, options, where, era, dry_run=dry_run),
         *kv.kv_cache(shape, options, where, era),
         *recurrent.states(shape, options, where),
         *compute.compute_buffers(shape, options, where, era, dry_run=dry_run),
@@ -57,7 +57,7 @@ def predict(
     entries.extend(context)
     notes.extend(said)
     notes.extend(placement.notes(shape, options))
-    notes.extend(weights.notes(shape, options, era))
+    notes.extend(weights.notes(shape, options, era, entries))
     notes.extend(kv.notes(shape, options))
     notes.extend(compute.notes(shape, options, where))
     notes.extend(_notes(shape, options, layout, given))

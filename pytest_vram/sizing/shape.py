@@ -35,6 +35,7 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     :ivar type: the format's own name in lower case: ``q4_k``, ``f16``, ``bf16``, ``i8``, ``f8_e4m3``…; a number in
         words (``type 99``) where it is unknown.
     :ivar bytes: size in the file; 0 where the type is unknown (then ``known`` is false).
+    :ivar part: which file of the model it is in, from 0. :ivar offset: where it begins, from the first tensor there.
     """
 
     name: str
@@ -42,6 +43,8 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     bytes: int
     known: bool = True
+    part: int = 0
+    offset: int = 0
 
     @property
     def elements(self) -> int:

@@ -7,52 +7,89 @@ Sources: ``llama-model-loader.cpp:create_tensor`` (skipped and duplicated tensor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pytest_vram.ledger import Bucket, Entry
+from pytest_vram.sizing import host_weights
 from pytest_vram.sizing.buffers import held, kind_of
 from pytest_vram.sizing.options import CURRENT, Era, LlamaOptions, Placement
 from pytest_vram.sizing.placement import EXPERT, HOST, block_of, overrides
 from pytest_vram.sizing.shape import ModelShape, Note, Tensor
+from pytest_vram.units import MIB
 
 _ROPE = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
 _MTP = ("draft-mtp", "mtp")
-# Types whose matrices the CPU backend may keep in an order of its own (ggml-cpu/repack.cpp); which, depends on the CPU.
-_REPACKED = ("q4_0", "q4_k", "q2_k", "q5_k", "q6_k", "iq4_nl", "mxfp4", "q8_0")
+#: Begins the detail of what a mapped file adds to the figures of a dry run.
+MAPPED = "mapped beside the buffers"
 _OUTPUT_FIRST = ("gemma3n", "gemma4")
 
 
-def weights(shape: ModelShape, options: LlamaOptions, placement: Placement, era: Era = CURRENT) -> list[Entry]:
-    """Entries of the buckets ``weights`` and ``experts``, one for each device that holds any."""
+def weights(
+    shape: ModelShape, options: LlamaOptions, placement: Placement, era: Era = CURRENT, *, dry_run: bool = False
+) -> list[Entry]:
+    """Entries of the buckets ``weights`` and ``experts``, one for each device that holds any.
+
+    :param dry_run: as the engine's dry run counts them, which maps nothing; what a boot with a mapped file takes on
+        top is an entry of its own then, marked :data:`MAPPED`.
+    """
     sums: dict[tuple[Bucket, str], list[int]] = {}
-    for tensor, label, extra in _held(shape, options, placement, era):
+    on_host: list[host_weights.Held] = []
+    for one, label in _held(shape, options, placement, era):
+        tensor = one.tensor
+        if one.shared and label != HOST:
+            continue
         bucket: Bucket = "experts" if EXPERT.search(tensor.name) else "weights"
-        row = sums.setdefault((bucket, label), [0, 0, 0])
-        size = held(
-            tensor.bytes, tensor.dims[0] if tensor.dims else 1, tensor.type, tensor.elements, kind_of(label, options)
-        )
-        if extra:
-            row[1] += size
+        row = sums.setdefault((bucket, label), [0, 0])
+        row[1] += 1
+        if label == HOST:
+            on_host.append(one)
         else:
-            row[0] += size
-        row[2] += 1
-    return [
-        Entry(
-            bucket=bucket,
-            device=label,
-            bytes=sure,
-            source="estimate",
-            detail=f"{count} tensors" + (", mapped from the file" if label == HOST and options.mmap else ""),
-            at_most=sure + perhaps if perhaps else None,
-        )
-        for (bucket, label), (sure, perhaps, count) in sums.items()
-    ]
+            kind = kind_of(label, options)
+            row[0] += held(tensor.bytes, tensor.dims[0] if tensor.dims else 1, tensor.type, tensor.elements, kind)
+    host = host_weights.amounts(shape, options, on_host)
+    mapped = options.mmap and not dry_run
+    found: list[Entry] = []
+    for (bucket, label), (size, count) in sums.items():
+        low = high = size
+        detail = f"{count} tensors"
+        if label == HOST:
+            column = host_weights.EXPERTS if bucket == "experts" else host_weights.WEIGHTS
+            # What lies between in the file may be of a bucket that has nothing on the host: it is this one's then.
+            alone = len({other for other, where in sums if where == HOST}) == 1
+            choices = [sum(family) if alone else family[column] for family in (host.mapped if mapped else host.buffers)]
+            low, high = min(choices), max(choices)
+            detail += _on_host(mapped, low < high, low > host.buffers[0][column] + MIB)
+        found.append(_entry(bucket, label, low, high, detail))
+    if options.mmap and dry_run and on_host:
+        more = [sum(with_) - sum(without) for with_, without in zip(host.mapped, host.buffers, strict=True)]
+        low, high = max(min(more), 0), max(*more, 0)
+        if high:
+            found.append(_entry("weights", HOST, low, high, f"{MAPPED}: a boot has what the CPU reorders twice"))
+    return found
+
+
+def _on_host(mapped: bool, reordered: bool, between: bool) -> str:
+    if mapped:
+        found = ", mapped from the file" + (" with what lies between them" if between else "")
+        return found + ("; again what the CPU reorders" if reordered else "")
+    return ", in an order that is the CPU's choice" if reordered else ""
+
+
+def _entry(bucket: Bucket, label: str, low: int, high: int, detail: str) -> Entry:
+    return Entry(
+        bucket=bucket,
+        device=label,
+        bytes=low,
+        source="estimate",
+        detail=detail,
+        at_most=high if high > low else None,
+    )
 
 
 def _held(
     shape: ModelShape, options: LlamaOptions, placement: Placement, era: Era
-) -> Iterator[tuple[Tensor, str, bool]]:
-    """Every tensor in memory with its device; true where it depends on the CPU whether it is there."""
+) -> Iterator[tuple[host_weights.Held, str]]:
+    """Every tensor in memory with its device."""
     left_out = not_loaded(shape, options, era)
     for position, tensor in enumerate(shape.tensors):
         if position in left_out:
@@ -60,13 +97,14 @@ def _held(
         if tensor.name.startswith(_ROPE):
             # One copy for each device with blocks that use it (TENSOR_DUPLICATED in the models' block loops).
             for label in _rope_homes(shape, placement):
-                yield tensor, label, False
+                yield host_weights.Held(tensor), label
             continue
-        yield tensor, placement.tensors[position], False
+        yield host_weights.Held(tensor), placement.tensors[position]
         if tensor.name == "token_embd.weight" and shape.tied:
-            yield from _copy(shape, options, tensor, placement.tensors[position], placement)
+            yield _copy(shape, options, tensor, placement.tensors[position], placement)
     if shape.architecture == "codeshell" and not any(one.name == "token_embd.weight" for one in shape.tensors):
-        yield from ((one, placement.output, False) for one in shape.tensors if one.name == "output.weight")
+        output = (one for one in shape.tensors if one.name == "output.weight")
+        yield from ((host_weights.Held(one), placement.output) for one in output)
 
 
 def _rope_homes(shape: ModelShape, placement: Placement) -> list[str]:
@@ -80,7 +118,7 @@ def _rope_homes(shape: ModelShape, placement: Placement) -> list[str]:
 
 def _copy(
     shape: ModelShape, options: LlamaOptions, table: Tensor, home: str, placement: Placement
-) -> Iterator[tuple[Tensor, str, bool]]:
+) -> tuple[host_weights.Held, str]:
     """The embedding table's copy that serves as output matrix.
 
     It is made where the output layer is, unless the table is in that very buffer already. An override of the table
@@ -89,10 +127,8 @@ def _copy(
     """
     overridden = (label for pattern, label in overrides(options) if pattern.search(table.name))
     target = next(overridden, placement.output)
-    if target != home or shape.architecture in _OUTPUT_FIRST:
-        yield table, target, False
-    elif home == HOST and options.repack and table.type in _REPACKED and len(table.dims) == 2:
-        yield table, target, True
+    apart = target != home or shape.architecture in _OUTPUT_FIRST
+    return host_weights.Held(table, output=True, shared=not apart), target
 
 
 def not_loaded(shape: ModelShape, options: LlamaOptions, era: Era = CURRENT) -> frozenset[int]:
@@ -111,9 +147,21 @@ def not_loaded(shape: ModelShape, options: LlamaOptions, era: Era = CURRENT) -> 
     )
 
 
-def notes(shape: ModelShape, options: LlamaOptions, era: Era = CURRENT) -> tuple[Note, ...]:
-    """What of the weights could not be known, and what was left out of them."""
+def notes(
+    shape: ModelShape, options: LlamaOptions, era: Era = CURRENT, entries: Sequence[Entry] = ()
+) -> tuple[Note, ...]:
+    """What of the weights could not be known, and what was left out of them.
+
+    :param entries: what :func:`weights` found, for what to say of the host's.
+    """
     found = []
+    if any(one.device == HOST and one.bucket in ("weights", "experts") and one.at_most is not None for one in entries):
+        text = (
+            "the CPU may keep matrices on the host in an order of its own (CPU_REPACK, AMX), which ones depends on it"
+        )
+        text += ": beside the mapped file, that is a second copy; --no-mmap keeps one" if options.mmap else ""
+        text += "; --no-repack makes the figure exact"
+        found.append(Note(kind="rule", bucket="weights", text=text))
     unknown = [tensor for tensor in shape.tensors if not tensor.known]
     if unknown:
         experts = any(EXPERT.search(tensor.name) for tensor in unknown)

@@ -179,7 +179,7 @@ def draw(architecture: str, numbers: random.Random) -> Draw:
     """A model of this architecture and settings that the engine accepts for it."""
     recipe = DRAWN[architecture](numbers)
     layers = int(str(recipe.metadata[f"{architecture_of(recipe)}.block_count"]))
-    values: dict[str, Any] = {"ctx_size": numbers.randint(1, 6000), "mmap": False}
+    values: dict[str, Any] = {"ctx_size": numbers.randint(1, 6000), "mmap": numbers.random() < 0.25}
     arguments = ["--ctx-size", str(values["ctx_size"])]
 
     def give(key: str, value: Any, *words: str) -> None:
@@ -284,7 +284,9 @@ def booted(
     if one.gpus:
         # Before the overrides, which may name its buffers.
         command += ["--rpc", ",".join(endpoints[: one.gpus])]
-    command += [*(_named(word, endpoints) for word in one.arguments), *_whole(executable)]
+    command += [*(_named(word, endpoints) for word in one.arguments)]
+    if not one.options.mmap:
+        command += _whole(executable)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("LLAMA_ARG_")}
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment

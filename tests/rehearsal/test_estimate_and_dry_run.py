@@ -94,6 +94,7 @@ def gpu() -> Iterator[SoftwareGpu]:
 def rows(model: Path, options: dict[str, Any], endpoints: list[str]) -> list[Comparison]:
     """The rules beside the engine."""
     engine = next(place.path for place in binary.places() if place.usable and place.path is not None)
+    options = {**options, "mmap": False}  # a dry run maps nothing, whatever the boot would do
     dry = dry_run(engine, model, options, endpoints=endpoints)
     names = ",".join(f"RPC{index}" for index in range(len(endpoints)))
     rules = estimate(str(model), device=names, **{name.replace("-", "_"): value for name, value in options.items()})

@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_vram.backends import dry_run
+from pytest_vram.cli import asked
 from pytest_vram.ledger import Entry, Ledger
-from pytest_vram.sizing import draft, ggml, gguf, gguf_shape, lora, placement, projector
+from pytest_vram.sizing import draft, ggml, gguf, gguf_shape, host_weights, llama_options, lora, placement, projector
 from pytest_vram.sizing.options import Device, Draft, Era, LlamaOptions
 from pytest_vram.testing import attention_recipes, hybrid_recipes, real_shapes, recipes
-from pytest_vram.testing.recipes import Recipe
+from pytest_vram.testing.recipes import Recipe, Types
 from pytest_vram.testing.sparse import Planned, Value, write_sparse
 from tests.rehearsal import sizing_boots as boots
 
@@ -52,7 +53,7 @@ def wrong(found: Sequence[boots.Difference]) -> list[boots.Difference]:
 def given_as(recipe: Recipe, gpus: int, words: str, **values: Any) -> boots.Draw:
     """A configuration that is not drawn: the engine's words, and the same as options."""
     devices = () if not gpus else (GPU,)
-    options = LlamaOptions(devices=devices, mmap=False, **values)
+    options = LlamaOptions(devices=devices, **{"mmap": False, **values})
     more = () if gpus else ("--device", "none")
     return boots.Draw(recipe=recipe, options=options, arguments=(*words.split(), *more), gpus=gpus)
 
@@ -184,6 +185,45 @@ def test_models_of_any_size(
     rows = [row for row in dry_run.compare(Ledger(entries=tuple(said)), trial) if row.group != "compute"]
     assert len(rows) >= 3
     assert [row for row in rows if not row.agree] == []
+
+
+@pytest.mark.parametrize("layers", [None, 3])
+@pytest.mark.parametrize("type_name", ["q4_0", "q4_k", "q6_k", "q8_0", "iq4_nl", "q2_k", "mxfp4"])
+def test_mapped_weights_and_the_order_of_this_cpu(
+    type_name: str, layers: int | None, executable: Path, gpus: boots.Gpus, folder: Path
+) -> None:
+    """With the file mapped, a boot prints what one family of CPUs is predicted to take, to the digit: the mapped
+    stretch of the file, and beside it what this CPU reorders."""
+    types = Types(matrices=type_name, embedding="q6_k", output=type_name, experts=type_name)
+    words = "--ctx-size 512 --parallel 1" + ("" if layers is None else f" --n-gpu-layers {layers}")
+    values = {"ctx_size": 512, "parallel": 1, "mmap": True, "n_gpu_layers": layers}
+    one = given_as(recipes.qwen3moe(layers=4, types=types), 0 if layers is None else 1, words, **values)
+    assert not wrong(boots.compare(executable, folder, one, gpus))
+    shape = gguf_shape.shape_of(gguf.read(folder / "model.gguf"))
+    where = placement.place(shape, one.options)
+    boot = boots.booted(executable, folder / "model.gguf", one, gpus.endpoints() if one.gpus else [])
+    lines = [entry for entry in boot.entries if entry.bucket in ("weights", "experts") and entry.device == "host"]
+    printed, resolution = sum(line.bytes for line in lines), sum(line.resolution for line in lines)
+    on_host = [
+        host_weights.Held(tensor) for tensor, label in zip(shape.tensors, where.tensors, strict=True) if label == "host"
+    ]
+    families = [sum(family) for family in host_weights.amounts(shape, one.options, on_host).mapped]
+    assert any(abs(family - printed) <= resolution for family in families)
+
+
+def test_a_dry_run_does_not_promise_less_than_a_boot_takes(executable: Path, gpus: boots.Gpus, folder: Path) -> None:
+    """A dry run allocates nothing and maps nothing: what a boot's mapped file takes beside the CPU's own order is in
+    the range of --exact."""
+    one = given_as(recipes.llama(types=Types(matrices="q4_k", output="q4_0")), 0, "--ctx-size 512", mmap=True)
+    model = one.recipe.write(folder / "exact.gguf")
+    boot = boots.booted(executable, model, one, [])
+    printed = sum(entry.bytes - entry.resolution for entry in boot.entries if entry.bucket == "weights")
+    options = {"device": "none", "ctx_size": 512}
+    shape = gguf_shape.shape_of(gguf.read(model))
+    made, exact = asked.by_dry_run(shape, llama_options.read(options), options)
+    assert all(row.agree for row in exact.compared)
+    weights = [entry for entry in made.entries if entry.bucket == "weights"]
+    assert sum(entry.bytes if entry.at_most is None else entry.at_most for entry in weights) >= printed
 
 
 @pytest.mark.parametrize("flash", ["on", "off"])

@@ -240,7 +240,7 @@ def test_rope_factors_are_copied_to_every_device(tmp_path: Path) -> None:
         shape_of(tmp_path, recipe),
         shape_of(tmp_path, msgspec.structs.replace(recipe, tensors=(*recipe.tensors, factors))),
     ]
-    options = LlamaOptions(devices=TWO, tensor_split=(1.0, 1.0), n_gpu_layers=4)
+    options = LlamaOptions(devices=TWO, tensor_split=(1.0, 1.0), n_gpu_layers=4, mmap=False)
     sums = []
     for shape in shapes:
         entries = weights.weights(shape, options, placement.place(shape, options))
