@@ -194,8 +194,7 @@ def narrowed(estimate: Estimate, exact: Exact) -> Estimate:
 
 def _devices(dry: dry_run.DryRun) -> tuple[Device, ...]:
     names = {row.label: row.name for row in dry.rows if row.label != "host"}
-    text = ",".join(name.partition("[")[0] for _, name in sorted(names.items()))
-    return llama_options.options_of({"device": text}).devices if text else ()
+    return llama_options.devices_named(name.partition("[")[0] for _, name in sorted(names.items()))
 
 
 def as_mapping(options: LlamaOptions, kept: Sequence[str] = ()) -> dict[str, Any]:

@@ -7,13 +7,13 @@ Options without a say in memory are accepted, and kept for the command line.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from pytest_vram.errors import BadInput
-from pytest_vram.sizing import ggml
+from pytest_vram.sizing import ggml, option_values
 from pytest_vram.sizing.engine_options import Value, known, named, spelled
 from pytest_vram.sizing.options import Device, DeviceKind, Draft, LlamaOptions
 from pytest_vram.sizing.shape import Note
@@ -45,20 +45,34 @@ _KINDS: dict[str, DeviceKind] = {
     "sycl": "sycl",
     "rpc": "rpc",
 }
-_DEVICE = re.compile(r"[A-Za-z][\w.:\[\]-]*")
+#: Beginnings of the names of devices that no rule knows more about (``GGML_*_NAME`` of ``ggml/include/*.h``).
+_OTHERS = ("musa", "cann", "gpuopencl", "opencl", "webgpu", "openvino", "htp", "et", "ggml-virtgpu", "virtgpu")
+#: A kind, an index, and what older builds put behind it: ``RPC[127.0.0.1:50052]``.
+_DEVICE = re.compile(rf"(?:{'|'.join((*_KINDS, *_OTHERS))})\d{{0,2}}(?:\[[\w.:-]+\])?", re.ASCII | re.IGNORECASE)
+_SERVER = re.compile(r"[\w.\[\]:%-]+:(\d{1,5})", re.ASCII)
+#: Shares that ``--tensor-split`` takes: fewer than ``llama_max_devices`` (``common/arg.cpp``).
+_MOST_SHARES = 15
+#: ``string_parse_kv_override`` of ``common/common.cpp``.
+_OVERRIDE = re.compile(r"(?P<key>[^=]{1,127})=(?:int:[+-]?\d+|float:\S+|bool:(?:true|false)|str:.{0,127})", re.DOTALL)
+#: Metadata that no memory depends on: the words' own, what describes the file, and factors inside of operators.
+_NO_SAY = re.compile(
+    r"tokenizer\..+|general\.(?!architecture|alignment).+"
+    r"|.+\.(?:rope\.freq_\w+|rope\.scaling\.(?!finetuned)\w+|\w+_epsilon|logit_scale|attention\.scale)"
+)
 #: Dense feed-forward matrices of one block (``LLM_FFN_DENSE_REGEX`` of ``common/common.h``).
 _DENSE = r"blk\.{}\.ffn_(up|down|gate)\."
 #: Options that change memory in a way that no rule here follows.
 _UNFOLLOWED = {
     "control-vector": "a control vector is not counted",
     "control-vector-scaled": "a control vector is not counted",
-    "override-kv": "overridden metadata is not applied: the figures are those of the file as it stands",
     "models-dir": "a router starts servers of its own, each as large as its model: size them one by one",
     "models-preset": "a router starts servers of its own, each as large as its model: size them one by one",
     "spec-draft-override-tensor": "tensor overrides of the draft model are not applied: it is counted on its device",
     "spec-draft-device": "the draft model is counted on the target's devices",
     "mmproj-device": "the projector is counted on the first device",
 }
+#: Options that print something and exit: there is no deployment to size.
+_ENDING = ("help", "usage", "version", "cache-list", "list-devices", "completion-bash")
 #: Options that stand for a model and several settings at once, or for a model elsewhere.
 _PRESETS = ("b-default", "-300m-default", "gemma-default", "b-spec")
 _ELSEWHERE = ("model-url", "docker-repo", "hf-repo", "hf-file", "mmproj-url", "hf-repo-draft")
@@ -151,6 +165,9 @@ def read(mapping: Mapping[str, Any], *, origin: str = "") -> Given:
     )
     per_slot = take.maybe("kv-unified-per-slot", 1)
     if per_slot is not None and "ctx-size" not in values:
+        most = _LARGEST // options.slots
+        if per_slot > most:
+            raise take.bad("kv-unified-per-slot", per_slot, f"at most {most} tokens for each of {options.slots} slots")
         options = msgspec.structs.replace(options, ctx_size=per_slot * options.slots)
     return _rest(take, options, notes)
 
@@ -233,6 +250,7 @@ def _by_full_name(mapping: Mapping[str, Any], origin: str) -> dict[str, Any]:
         if value is None:
             continue
         row, on = named(key, origin=origin)
+        value = option_values.plain(key, value, f" ({origin})" if origin else "")
         if row.name in values:
             raise BadInput(
                 f"option {key!r} is the same as {spelling[row.name]!r}, which is given too: keep one of them"
@@ -265,7 +283,7 @@ class _Taker:
         return self.values.get(name)
 
     def bad(self, name: str, value: object, accepted: str) -> BadInput:
-        return BadInput(f"option {name!r} = {value!r}{self.origin} cannot be used: write {accepted}")
+        return BadInput(f"option {name!r} = {option_values.shown(value)}{self.origin} cannot be used: write {accepted}")
 
     def switch(self, name: str, default: _T) -> bool | _T:
         value = self.get(name)
@@ -279,9 +297,10 @@ class _Taker:
         value = self.get(name)
         if value is None:
             return None
-        number = _integer(value)
+        number = option_values.integer(value)
         if number is None or not least <= number <= _LARGEST:
-            raise self.bad(name, value, f"a whole number from {least} on")
+            to = f"to {_LARGEST}" if number is not None and number > _LARGEST else "on"
+            raise self.bad(name, value, f"a whole number from {least} {to}")
         return number
 
     def word(self, name: str, accepted: Sequence[str], default: _T) -> Any:
@@ -307,7 +326,7 @@ class _Taker:
 
     def parallel(self) -> int | None:
         value = self.get("parallel")
-        number = -1 if value is None or value == "auto" else _integer(value)
+        number = -1 if value is None or value == "auto" else option_values.integer(value)
         if number == -1:
             return None
         if number is None or not 1 <= number <= MOST_SLOTS:
@@ -318,14 +337,14 @@ class _Taker:
         value = self.get(name)
         if value in (None, "auto", "all"):
             return None
-        number = _integer(value)
+        number = option_values.integer(value)
         if number is None or number > _LARGEST:
             raise self.bad(name, value, "a number of layers, auto or all")
         return None if number < 0 else number
 
     def overrides(self) -> tuple[tuple[str, str], ...]:
         found: list[tuple[str, str]] = []
-        for text in _items(self.get("override-tensor")):
+        for text in option_values.items(self.get("override-tensor")):
             if isinstance(text, (tuple, list)) and len(text) == 2:
                 found.append((str(text[0]), str(text[1])))
                 continue
@@ -348,12 +367,14 @@ class _Taker:
         value = self.get("tensor-split")
         if value is None:
             return ()
-        parts = re.split(r"[,/]+", value) if isinstance(value, str) else _items(value)
+        parts = re.split(r"[,/]+", value) if isinstance(value, str) else option_values.items(value)
         try:
-            shares = tuple(float(part) for part in parts)
-        except (TypeError, ValueError):
+            shares = tuple(float(part) for part in parts if "_" not in str(part))
+        except (TypeError, ValueError, OverflowError):
             shares = (-1.0,)
-        if not shares or min(shares) < 0 or not 0 < sum(shares) < float("inf"):
+        if len(shares) > _MOST_SHARES:
+            raise self.bad("tensor-split", value, f"up to {_MOST_SHARES} shares, one for each device")
+        if len(shares) != len(parts) or not shares or min(shares) < 0 or not 0 < sum(shares) < float("inf"):
             raise self.bad("tensor-split", value, "shares such as 3,1")
         return shares
 
@@ -390,16 +411,41 @@ class _Taker:
         return value
 
     def adapters(self) -> tuple[str, ...]:
-        plain = [part for one in _items(self.get("lora")) for part in str(one).split(",")]
-        scaled = [part.rpartition(":")[0] for one in _items(self.get("lora-scaled")) for part in str(one).split(",")]
-        if not all(plain) or not all(scaled):
-            raise self.bad("lora", self.values.get("lora", self.values.get("lora-scaled")), "paths of GGUF adapters")
-        return (*plain, *scaled)
+        return (*self._paths("lora"), *(self._scaled(one) for one in self._paths("lora-scaled")))
+
+    def _paths(self, name: str) -> Iterator[str]:
+        for one in option_values.items(self.get(name)):
+            if not isinstance(one, str) or not all(one.split(",")):
+                raise self.bad(name, one, "paths of GGUF adapters")
+            yield from one.split(",")
+
+    def _scaled(self, text: str) -> str:
+        path, _, scale = text.rpartition(":")
+        if not path or not option_values.is_fraction(scale):
+            raise self.bad("lora-scaled", text, "PATH:SCALE such as adapter.gguf:0.5")
+        return path
+
+    def overridden(self) -> Iterator[Note]:
+        """What must be said about metadata that is overridden.
+
+        :raises BadInput: what the engine cannot read.
+        """
+        for one in option_values.items(self.values.get("override-kv")):
+            for text in option_values.row(one) if isinstance(one, str) else [one]:
+                match = _OVERRIDE.fullmatch(text) if isinstance(text, str) else None
+                if match is None:
+                    raise self.bad("override-kv", one, "KEY=TYPE:VALUE, with the type int, float, bool or str")
+                if not _NO_SAY.fullmatch(match["key"]):
+                    yield Note(
+                        kind="unknown",
+                        text=f"override-kv {text}: overridden metadata is not applied, the figures are those of the"
+                        " file as it stands; the engine itself says more (--exact)",
+                    )
 
     def draft(self, notes: list[Note]) -> Draft | None:
         """Speculative decoding by a model or by the target's own head; n-gram kinds keep tables on the host only."""
         model = self.text("model-draft")
-        kinds = [kind.strip() for one in _items(self.get("spec-type")) for kind in str(one).split(",")]
+        kinds = [kind.strip() for one in option_values.items(self.get("spec-type")) for kind in str(one).split(",")]
         n_max = self.whole("spec-draft-n-max", 0, 3)
         layers = self.gpu_layers("n-gpu-layers-draft")
         type_k, type_v = self.cache_type("cache-type-k-draft"), self.cache_type("cache-type-v-draft")
@@ -426,18 +472,28 @@ class _Taker:
 
 def _devices(take: _Taker) -> tuple[tuple[Device, ...], list[Note]]:
     """The devices that layers go to (``--device`` and ``--rpc``); one CUDA card where nothing is said."""
-    servers = [part.strip() for one in _items(take.get("rpc")) for part in str(one).split(",") if part.strip()]
+    servers = [
+        part.strip() for one in option_values.items(take.get("rpc")) for part in str(one).split(",") if part.strip()
+    ]
+    for server in servers:
+        match = _SERVER.fullmatch(server)
+        if match is None or not 0 < int(match[1]) < 1 << 16:
+            raise take.bad("rpc", server, "servers as HOST:PORT, such as 192.168.1.5:50052")
     asked = take.get("device")
-    names = [part.strip() for one in _items(asked) for part in str(one).split(",") if part.strip()]
+    if "rpc" in take.values and not servers:
+        raise take.bad("rpc", take.values["rpc"], "servers as HOST:PORT, such as 192.168.1.5:50052")
+    names = [part.strip() for one in option_values.items(asked) for part in str(one).split(",") if part.strip()]
     if asked is not None and not names:
         raise take.bad("device", asked, "device names such as CUDA0, Vulkan0 or RPC0, or none")
     if names:
         if names == ["none"]:
             return (), []
         for name in names:
-            if not _DEVICE.fullmatch(name) or name.lower() in ("none", "cpu"):
+            if not _DEVICE.fullmatch(name):
                 raise take.bad("device", name, "device names such as CUDA0, Vulkan0 or RPC0, or none alone")
-        return tuple(_device(index, name) for index, name in enumerate(names)), []
+            if [one.lower() for one in names].count(name.lower()) > 1:
+                raise take.bad("device", asked, f"each device once: {name} is one card, whose memory there is once")
+        return devices_named(names), []
     if servers:
         text = "no --device: only the RPC devices are used, cards of the machine itself are not known here"
         return (
@@ -448,6 +504,11 @@ def _devices(take: _Taker) -> tuple[tuple[Device, ...], list[Note]]:
     return LlamaOptions().devices, [Note(kind="assumed", text=text)]
 
 
+def devices_named(names: Iterable[str]) -> tuple[Device, ...]:
+    """Devices under the names that the engine has for them, in its order."""
+    return tuple(_device(index, name) for index, name in enumerate(names))
+
+
 def _device(index: int, name: str) -> Device:
     start = next((known_start for known_start in _KINDS if name.lower().startswith(known_start)), "")
     return Device(label=f"gpu{index}", kind=_KINDS.get(start, "other"), name=name)
@@ -456,6 +517,15 @@ def _device(index: int, name: str) -> Device:
 def _rest(take: _Taker, options: LlamaOptions, notes: list[Note]) -> Given:
     """What decides nothing here: kept for the command line, with a note where it does matter."""
     model = take.text("model")
+    notes.extend(take.overridden())
+    if len(options.tensor_split) > max(1, len(options.devices)):
+        notes.append(
+            Note(
+                kind="warning",
+                text=f"tensor-split: {len(options.tensor_split)} shares for {len(options.devices)} devices; those that"
+                " are left over are ignored",
+            )
+        )
     kept: list[str] = []
     for name, value in take.values.items():
         if name in _ELSEWHERE or name.endswith(_PRESETS):
@@ -463,6 +533,8 @@ def _rest(take: _Taker, options: LlamaOptions, notes: list[Note]) -> Given:
                 f"option {name!r}{take.origin} names a model that may have to be fetched: give the path of its file,"
                 " or its name in the local Hugging Face or Ollama store"
             )
+        if name in _ENDING:
+            raise BadInput(f"option {name!r}{take.origin} prints something and exits: leave it out")
         if name in _UNFOLLOWED:
             notes.append(Note(kind="warning", text=f"{name}: {_UNFOLLOWED[name]}"))
         if name in take.taken and name != "rpc":
@@ -471,19 +543,3 @@ def _rest(take: _Taker, options: LlamaOptions, notes: list[Note]) -> Given:
             raise take.bad(name, value, f"a value ({known()[name].value})")
         kept.extend(spelled(name, value))
     return Given(options=options, model=model, kept=tuple(kept), given=tuple(take.values), notes=tuple(notes))
-
-
-def _items(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _integer(value: object) -> int | None:
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return value
-    if isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,12}", value.strip(), re.ASCII):
-        return int(value)
-    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -72,6 +73,10 @@ def test_a_pasted_command_line_is_understood() -> None:
         ({"n_cpu_ffn": 1}, "override_tensor", ((r"blk\.0\.ffn_(up|down|gate)\.", "CPU"),)),
         ({"lora": "a.gguf,b.gguf"}, "lora", ("a.gguf", "b.gguf")),
         ({"lora_scaled": "a.gguf:0.5"}, "lora", ("a.gguf",)),
+        ({"lora_scaled": "a.gguf:0.5,b.gguf:-1e1"}, "lora", ("a.gguf", "b.gguf")),
+        ({"lora": Path("a.gguf")}, "lora", ("a.gguf",)),
+        ({"mmproj": Path("p.gguf")}, "mmproj", "p.gguf"),
+        ({"model_draft": Path("d.gguf")}, "draft", Draft(model="d.gguf")),
         ({"mmproj": "p.gguf", "no_mmproj": True}, "mmproj", None),
         ({"embeddings": True}, "batch_size", 512),
         ({"reranking": True}, "embeddings", True),
@@ -115,6 +120,32 @@ def test_values_are_read(mapping: dict[str, Any], field: str, value: object) -> 
         ({"tensor_split": "x"}, "shares such as 3,1"),
         ({"tensor_split": "0,0"}, "shares such as 3,1"),
         ({"main_gpu": 3}, "main-gpu"),
+        ({"ctx_size": 10**5000}, "a number that is too long to be written"),
+        ({"ctx_size": 1 << 31}, "write a whole number from 0 to 2147483647"),
+        ({"ctx_size": 4096.0}, "'ctx-size' = 4096.0"),
+        ({"ctx_size": b"1"}, "'ctx_size' = b'1' ([backend.agent]) cannot be used: write text, a number"),
+        ({"threads": {}}, "'threads' = {} ([backend.agent]) cannot be used: write text, a number"),
+        ({"threads": [b"1"]}, "write text, a number"),
+        ({"kv_unified_per_slot": 1 << 30, "parallel": 4}, "at most 536870911 tokens for each of 4 slots"),
+        ({"device": "Nope"}, "'device' = 'Nope' ([backend.agent]) cannot be used: write device names such as CUDA0"),
+        ({"device": "CUDA99999999"}, "device"),
+        ({"device": "cpu"}, "device"),
+        ({"device": 3}, "device"),
+        ({"device": "CUDA0,cuda0"}, "each device once"),
+        ({"rpc": "a"}, "'rpc' = 'a' ([backend.agent]) cannot be used: write servers as HOST:PORT"),
+        ({"rpc": "a:1,b:9999999"}, "'rpc' = 'b:9999999'"),
+        ({"rpc": ","}, "HOST:PORT"),
+        ({"tensor_split": ",".join("1" * 16)}, "up to 15 shares"),
+        ({"tensor_split": "1_0,1"}, "shares such as 3,1"),
+        ({"override_kv": "x"}, "'override-kv' = 'x' ([backend.agent]) cannot be used: write KEY=TYPE:VALUE"),
+        ({"override_kv": "a=int:1,b=number:2"}, "KEY=TYPE:VALUE"),
+        ({"override_kv": "a=bool:yes"}, "KEY=TYPE:VALUE"),
+        ({"override_kv": f"a=str:{'x' * 128}"}, "KEY=TYPE:VALUE"),
+        ({"override_kv": "a=int:x\n"}, "KEY=TYPE:VALUE"),
+        ({"lora_scaled": "a.gguf"}, "'lora-scaled' = 'a.gguf' ([backend.agent]) cannot be used: write PATH:SCALE"),
+        ({"lora_scaled": "a.gguf:big"}, "'lora-scaled'"),
+        ({"help": True}, "prints something and exits"),
+        ({"list_devices": True}, "prints something and exits"),
         ({"spec_type": "draft-simple"}, "add model-draft"),
         ({"spec_type": "magic"}, "spec-type"),
         ({"hf_repo": "a/b"}, "have to be fetched"),
@@ -164,8 +195,49 @@ def test_what_is_assumed_is_said() -> None:
     """A card that nobody named is a note, and so is an option that no rule follows."""
     notes = llama_options.read({"override_kv": "a=int:1"}).notes
     assert any(note.kind == "assumed" and "one CUDA card" in note.text for note in notes)
-    assert any(note.kind == "warning" and "override-kv" in note.text for note in notes)
+    assert any(note.kind == "unknown" and "override-kv a=int:1" in note.text for note in notes)
     assert not any("CUDA card" in note.text for note in llama_options.read({"device": "CUDA0"}).notes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tokenizer.ggml.add_bos_token=bool:false,tokenizer.ggml.add_eos_token=bool:false",
+        "general.name=str:x y",
+        "llama.rope.freq_base=float:1e6",
+        "llama.attention.layer_norm_rms_epsilon=float:1e-5",
+    ],
+)
+def test_metadata_without_a_say_in_memory_may_be_overridden(text: str) -> None:
+    """The words' own and factors inside of operators change no size, so that nothing becomes unknown."""
+    given = llama_options.read({"override_kv": text})
+    assert not any(note.kind == "unknown" for note in given.notes)
+    assert given.kept == ("--override-kv", text)
+
+
+@pytest.mark.parametrize(
+    "key", ["llama.block_count", "qwen3moe.expert_used_count", "general.architecture", "a.rope.scaling.finetuned"]
+)
+def test_metadata_that_a_size_may_depend_on_makes_it_unknown(key: str) -> None:
+    """What is overridden is not applied, so that no budget may be promised."""
+    notes = llama_options.read({"override_kv": ["general.name=str:x", f"{key}=int:1"]}).notes
+    assert [note.text.partition(":")[0] for note in notes if note.kind == "unknown"] == [f"override-kv {key}=int"]
+
+
+def test_shares_for_devices_that_are_not_there_are_said() -> None:
+    """The engine ignores them."""
+    assert any("3 shares for 1 device" in note.text for note in llama_options.read({"tensor_split": "1,1,1"}).notes)
+    notes = llama_options.read({"tensor_split": "1,1", "device": "CUDA0,CUDA1"}).notes
+    assert not any("shares" in note.text for note in notes)
+
+
+@pytest.mark.parametrize(
+    "name", ["CUDA0", "cuda15", "ROCm0", "Vulkan0", "Metal", "MTL0", "SYCL1", "RPC0", "RPC[127.0.0.1:50052]",
+             "MUSA0", "CANN0", "GPUOpenCL", "WebGPU", "OPENVINO0", "HTP0"],
+)  # fmt: skip
+def test_devices_of_every_kind_of_build_are_taken(name: str) -> None:
+    """Names that builds of llama.cpp give to devices; of some no more is known than the name."""
+    assert [device.name for device in llama_options.options_of({"device": name}).devices] == [name]
 
 
 def test_rpc_servers_come_before_the_devices_that_they_are() -> None:
