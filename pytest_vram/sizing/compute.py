@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_vram.ledger import Entry
+from pytest_vram.sizing import kv
 from pytest_vram.sizing import compute_feed_forward as feed
 from pytest_vram.sizing import compute_mixers as mixers
 from pytest_vram.sizing import compute_recurrent as recurrent
 from pytest_vram.sizing.compute_devices import backends
-from pytest_vram.sizing.compute_graph import Skeleton, quantized
+from pytest_vram.sizing.compute_graph import F32, I32, LateRows, Skeleton, quantized
 from pytest_vram.sizing.compute_replay import Backend, Laid, Node, assign, replay
 from pytest_vram.sizing.options import CURRENT, Cells, Era, LlamaOptions, Placement, cells
 from pytest_vram.sizing.placement import used_devices
@@ -132,16 +133,17 @@ def _filled(graph: Skeleton) -> Skeleton:
         node = graph.same("scale", node)
     inputs = graph.layer_inputs(node)
     chosen = representative(shape, graph.placement)
-    late = shape.architecture in ALL_ROWS and (graph.era.extra_blocks_skipped or shape.architecture == "gemma4")
+    late = late_rows(shape, graph.era)
     rwkv = recurrent.Rwkv7(graph) if shape.architecture == "rwkv7" else None
     for index in chosen:
-        last = index == chosen[-1] and not late
+        last = index == chosen[-1] and late is None
         node = _block(graph, index, node, last=last) if rwkv is None else rwkv.block(index, node, last=last)
         if inputs is not None:
             node = graph.with_layer_input(index, node, inputs, last=last)
         scale = graph.weight(index, "layer_output_scale.weight")
         node = node if scale is None else graph.same("mul", node, scale)
-    graph.finish(node, all_rows=late)
+    graph.finish(node, late=late)
+    _pool(graph)
     return graph
 
 
@@ -149,10 +151,13 @@ def flash_attention(shape: ModelShape, options: LlamaOptions, placement: Placeme
     """Whether flash attention is in force.
 
     ``auto`` is on, unless its step would not run on the device of its block (``llama-context.cpp``,
-    ``resolve_fused_ops``), because that has no kernel for it. A quantised V asks for it in any case.
+    ``resolve_fused_ops``), because that has no kernel for it. A quantised V asks for it in any case, but older builds look first, and refuse
+    to start where it cannot run.
     """
-    if options.flash_attn != "auto" or quantized(options.cache_type_v):
-        return options.flash_attn != "off"
+    if not kv.uses_flash_attention(shape, options):
+        return False
+    if options.flash_attn == "on" or (quantized(options.cache_type_v) and era.quant_v_settles):
+        return True
     probe = Skeleton(
         shape,
         options,
@@ -174,10 +179,43 @@ def scaled(shape: ModelShape) -> bool:
     return shape.architecture.startswith("gemma") or "embedding_scale" in shape.meta
 
 
+def pooling(shape: ModelShape, options: LlamaOptions) -> str:
+    """How the rows of a sequence become one: as asked for, else as the file says."""
+    if options.reranking:
+        return "rank"
+    by_file = shape.meta.get("pooling_type", 0)
+    return options.pooling or POOLINGS[by_file if isinstance(by_file, int) and 0 <= by_file < len(POOLINGS) else 0]
+
+
+POOLINGS = ("none", "mean", "cls", "last", "rank")  # enum llama_pooling_type
+
+
+def _pool(graph: Skeleton) -> None:
+    """``build_pooling``, for embeddings alone: one row for each sequence, from the result of the output norm."""
+    shape, options, result = graph.shape, graph.options, graph.result
+    kind = pooling(shape, options)
+    if not (options.embeddings or options.reranking) or result is None or kind == "none":
+        return
+    slots = graph.cells.slots
+    if kind == "mean":
+        turned = graph.step("cont", (result.dims[1], result.dims[0]), graph.view(result, *result.dims, packed=False))
+        pooled = graph.matmul(turned, graph.input("mean", F32, graph.tokens, slots))
+    else:
+        pooled = graph.step("get_rows", (result.dims[0], slots), result, graph.input("pooled", I32, slots))
+    pooled.kept = True
+    graph.expand(pooled)
+
+
 def outputs(shape: ModelShape, options: LlamaOptions, era: Era, laid: Cells, tokens: int) -> int:
-    """Rows of logits that are reserved (``n_outputs_max``, since #23861; before, and for embeddings, all tokens)."""
-    if shape.encoder or options.embeddings or options.reranking or not era.outputs_per_slot:
+    """Rows of logits that are reserved (``n_outputs_max``, since #23861; before that as many as tokens).
+
+    Embeddings, and any pooling that is asked for, reserve them for all tokens (``tools/server/server-context.cpp``,
+    ``server_output_limits``), counted before these are rounded up to a multiple of the slots.
+    """
+    if shape.encoder or not era.outputs_per_slot:
         return tokens
+    if options.embeddings or options.reranking or options.pooling not in (None, "none"):
+        return min(laid.context, laid.ubatch, laid.batch)
     drafted = options.draft.n_max if options.draft is not None else 0
     return min(tokens, laid.batch, laid.slots * (1 + drafted))
 
@@ -225,10 +263,21 @@ def representative(shape: ModelShape, placement: Placement) -> list[int]:
     return chosen
 
 
-# Models whose graph is ready for a prediction head: all rows go through the last block and the output norm, whose
-# result is kept for that head (``cparams.embeddings_nextn_masked``, off by default). Seen in the builds that leave such
-# heads in the file, and before them only in gemma4.
-ALL_ROWS = frozenset(("gemma4", "qwen3next", "qwen35", "qwen35moe", "nemotron_h", "nemotron_h_moe"))
+# Models whose graph is ready for a prediction head: all rows go through the last block and are kept for that head
+# (``cparams.embeddings_nextn_masked``, off by default), some after the output norm and some before it. Seen in the
+# builds that leave such heads in the file, and before them only in gemma4.
+LATE_ROWS: dict[str, LateRows] = {
+    **dict.fromkeys(("gemma4", "qwen3next", "qwen35", "qwen35moe", "nemotron_h", "nemotron_h_moe"), "after norm"),
+    **dict.fromkeys(("bailingmoe3", "cohere2moe", "hy-v3"), "after norm"),
+    **dict.fromkeys(("gpt-oss", "step35"), "before norm"),
+}
+
+
+def late_rows(shape: ModelShape, era: Era) -> LateRows | None:
+    """Where the rows that are asked for are picked, if not in the last block."""
+    kept = era.extra_blocks_skipped or shape.architecture == "gemma4"
+    return LATE_ROWS.get(shape.architecture) if kept else None
+
 
 # A sum takes over the memory of its first term, so the order in which a model's source adds matters.
 RESIDUAL_FIRST = frozenset(("jamba", "lfm2", "lfm2moe", "openelm", "phi3"))

@@ -4,6 +4,40 @@ from __future__ import annotations
 
 from pytest_vram.sizing.compute_graph import F32, I32, Skeleton
 from pytest_vram.sizing.compute_replay import Node
+from pytest_vram.sizing.shape import ModelShape
+
+# Whether the weights of the chosen experts are divided by their sum is written into most models' source (``norm_w``).
+# Where it follows the file, a file that does not say means no.
+NEVER_NORMED = frozenset(
+    ("deepseek", "gpt-oss", "jamba", "llada-moe", "llama4", "nomic-bert-moe", "olmoe", "qwen2moe")
+)
+NORMED_BY_FILE = frozenset(
+    (
+        "afmoe",
+        "bailingmoe",
+        "bailingmoe2",
+        "cohere2moe",
+        "deepseek2",
+        "deepseek32",
+        "dots1",
+        "exaone-moe",
+        "glm-dsa",
+        "glm4moe",
+        "hy-v3",
+        "laguna",
+        "minimax-m3",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "step35",
+    )
+)
+
+
+def normed(shape: ModelShape) -> bool:
+    """Whether the chosen experts' weights are made to sum to one (``src/models``)."""
+    if shape.architecture in NEVER_NORMED:
+        return False
+    return shape.architecture not in NORMED_BY_FILE or bool(shape.meta.get("expert_weights_norm", False))
 
 
 def feed_forward(graph: Skeleton, index: int, node: Node, *, suffix: str = "", hidden: int = 0) -> Node:
@@ -32,7 +66,8 @@ def experts(graph: Skeleton, index: int, node: Node) -> Node:
     used, hidden = shape.experts_used, shape.expert_feed_forward
     logits = graph.linear(index, "ffn_gate_inp", node, width, count)
     bias = graph.weight(index, "exp_probs_b.bias")
-    probabilities = graph.same("soft_max" if bias is None else "unary", logits)
+    late = shape.architecture == "gpt-oss"  # its softmax is over the chosen experts alone
+    probabilities = logits if late else graph.same("soft_max" if bias is None else "unary", logits)
     chosen_by = probabilities if bias is None else graph.same("add", probabilities, bias)
     groups = shape.meta.get("expert_group_count", 0)
     if isinstance(groups, int) and groups > 1:
@@ -40,7 +75,9 @@ def experts(graph: Skeleton, index: int, node: Node) -> Node:
     order = graph.step("argsort", chosen_by.dims, chosen_by, type=I32)
     chosen = graph.view(order, used, rows, packed=False)
     weights = graph.step("get_rows", (1, used, rows), graph.view(probabilities, 1, count, rows), chosen)
-    if shape.meta.get("expert_weights_norm", True):
+    if late:
+        weights = graph.view(graph.same("soft_max", graph.view(weights, used, rows)), 1, used, rows)
+    if normed(shape):
         flat = graph.view(weights, used, rows)
         total = graph.same("clamp", graph.step("sum_rows", (1, rows), flat))
         weights = graph.view(graph.same("div", flat, total), 1, used, rows)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
-from pytest_vram.sizing import ggml
+from pytest_vram.sizing import ggml, kv
 from pytest_vram.sizing.compute_replay import Dims, Graph, Node
 from pytest_vram.sizing.options import Cells, Era, LlamaOptions, Placement
 from pytest_vram.sizing.shape import Layer, ModelShape, Tensor
 
 F16, F32, I32, I64 = "f16", "f32", "i32", "i64"
 _WIDTH = {F16: 2, "bf16": 2, F32: 4, I32: 4, I64: 8}
+LateRows = Literal["before norm", "after norm"]
 MASK_ROWS = 64  # GGML_KQ_MASK_PAD, until #17910
 
 
@@ -43,7 +45,8 @@ class Skeleton:
     """Builds the graph of one ubatch.
 
     :ivar tokens: of the ubatch, a multiple of the sequences. :ivar outputs: rows of logits.
-    :ivar flash: flash attention. :ivar graph: the steps so far.
+    :ivar flash: flash attention. :ivar scattered: V is kept transposed, which is settled when the cache is made, before
+        ``auto`` flash attention is found to be on or off. :ivar graph: the steps so far.
     """
 
     def __init__(
@@ -62,7 +65,9 @@ class Skeleton:
     ) -> None:
         self.shape, self.options, self.placement, self.era, self.cells = shape, options, placement, era, cells
         self.tokens, self.outputs, self.flash = tokens, outputs, flash
-        self.graph = Graph()
+        self.scattered = not kv.uses_flash_attention(shape, options)
+        self.graph = Graph(sinks_decide=not era.sinks_ignored)
+        self.result: Node | None = None  # of the output norm
         self.fused: list[tuple[int, Node]] = []  # flash attention and the block that it is of
         self.host = len(labels)
         self._places = {label: index for index, label in enumerate(labels)}
@@ -300,7 +305,7 @@ class Skeleton:
 
     def rotation(self, which: str, type: str, head: int, *, window: bool = False) -> Node | None:
         """The Hadamard matrix that spreads outliers before a cache is quantised (``attn_rot_k``, ``attn_rot_v``)."""
-        if not quantized(type) or head % 64 or self.shape.mla is not None:
+        if not quantized(type) or head <= 0 or head % 64 or self.shape.mla is not None:
             return None
         size = 64
         while which == "K" and head % (size * 2) == 0:
@@ -385,7 +390,8 @@ class Skeleton:
                 scores = self.same("scale", self.same("unary", self.same("scale", scores)))
             scores = self.same("soft_max", scores, mask, *(() if sinks is None else (sinks,)))
             transposed = self.view(v, cached, width, v.dims[2], streams, packed=False)
-            if k.root is v.root or self.shape.encoder:  # MLA shows K as V; without a cache V is as it was computed
+            # MLA shows K as V; without a cache V is as it was computed; a cache made for flash attention has rows
+            if k.root is v.root or self.shape.encoder or not self.scattered:
                 transposed = self.step("cont", transposed.dims, transposed, type=v.type if v.type in _WIDTH else F16)
             cur = self.step("mul_mat", (width, each, heads, streams), transposed, scores)
             if decompress is not None:
@@ -465,7 +471,7 @@ class Skeleton:
             ]
             source = alike[-1] if alike else index
         owner = self.shape.layers[source]
-        v_row = owner.v_row if self.flash else max(other.v_row for other in self.shape.layers)
+        v_row = max(other.v_row for other in self.shape.layers) if self.scattered else owner.v_row
         k_rotation = self.rotation("K", options.cache_type_k, owner.key_length, window=window)
         v_rotation = self.rotation("V", options.cache_type_v, owner.value_length, window=window)
         q = self.rotated(q, k_rotation)
@@ -473,7 +479,7 @@ class Skeleton:
             k, v = self.rotated(k, k_rotation), self.rotated(v, v_rotation)
             self.expand(q, v, k)
             self.expand(self.store(self.cache(index, "K", owner.k_row, cached), k, window=window))
-            self.expand(self.store(self.cache(index, "V", v_row, cached), v, scattered=not self.flash, window=window))
+            self.expand(self.store(self.cache(index, "V", v_row, cached), v, scattered=self.scattered, window=window))
         else:
             self.expand(q)
         streams = self.cells.streams
@@ -506,20 +512,24 @@ class Skeleton:
         self.expand(q, k, v)
         return self.attend(index, q, k, v, self.mask(layer.window, self.tokens))
 
-    def finish(self, node: Node, *, all_rows: bool = False) -> None:
+    def finish(self, node: Node, *, late: LateRows | None = None) -> None:
         """Output norm and logits, which stay in memory to be read; encoders end with their embeddings.
 
-        :param all_rows: the rows that are asked for are picked only here, after the norm.
+        :param late: the rows that are asked for are picked only here, before or after the norm.
         """
+        if late == "before norm":
+            node.kept = True
+            node = self.rows(node)
         label, width = self.placement.output, self.shape.embedding
         norm = "token_embd_norm" if self.shape.architecture in ("lfm2", "lfm2moe") else "output_norm"
         if self.named(f"{norm}.weight") or not self.tensors:
             bias = self.top(f"{norm}.bias", label, width) if self.named(f"{norm}.bias") else None
             node = self.norm(node, self.top(f"{norm}.weight", label, width), bias)
         node.kept = True
-        if all_rows:
+        if late == "after norm":
             node = self.rows(node)
             node.kept = True
+        self.result = node
         if not self.shape.encoder:
             name = "output.weight" if self.named("output.weight") else "token_embd.weight"
             where = self._label(name, label) if name == "output.weight" else label

@@ -58,7 +58,7 @@ def _decompressed(graph: Skeleton, index: int, mla: Mla, q: Node, latent: Node, 
     cached, streams = graph.cells.per_sequence, graph.cells.streams
     k_cache = graph.cache(index, "K", heads * head, cached)
     v_cache = graph.cache(index, "V", heads * mla.value, cached)
-    graph.expand(graph.store(k_cache, key), graph.store(v_cache, value, scattered=not graph.flash))
+    graph.expand(graph.store(k_cache, key), graph.store(v_cache, value, scattered=graph.scattered))
     keys = graph.view(k_cache, head, heads, cached, streams, packed=False)
     values = graph.view(v_cache, mla.value, heads, cached, streams, packed=False)
     cur = graph.attend(index, query, keys, values, graph.mask(0, cached))

@@ -154,9 +154,13 @@ class Backend:
 
 
 class Graph:
-    """Steps in the order in which llama.cpp lists them: parents before children, left before right."""
+    """Steps in the order in which llama.cpp lists them: parents before children, left before right.
 
-    def __init__(self) -> None:
+    :ivar sinks_decide: flash attention runs where its sinks are, as any step runs where its weights are.
+    """
+
+    def __init__(self, *, sinks_decide: bool = False) -> None:
+        self.sinks_decide = sinks_decide
         self.nodes: list[Node] = []
         self.leaves: list[Node] = []
         self._seen: set[Node] = set()
@@ -214,7 +218,7 @@ def _home(node: Node, op: Node, backends: Sequence[Backend]) -> int:
     return held if held is not None and backends[held].supports(op) else -1
 
 
-def _first_choice(node: Node, backends: Sequence[Backend], op_offload: bool) -> int:
+def _first_choice(node: Node, backends: Sequence[Backend], op_offload: bool, sinks_decide: bool) -> int:
     if node.pin is not None:
         return node.pin
     home = _home(node, node, backends)
@@ -223,7 +227,7 @@ def _first_choice(node: Node, backends: Sequence[Backend], op_offload: bool) -> 
     cpu = len(backends) - 1
     if node.input:
         return cpu
-    if node.op in ("rope", "flash"):  # their only weights are too small to decide
+    if node.op == "rope" or (node.op == "flash" and not sinks_decide):  # their only weights are too small to decide
         return -1
     for source in node.src:
         if not source.weight:
@@ -241,7 +245,7 @@ def assign(graph: Graph, backends: Sequence[Backend], *, op_offload: bool) -> No
     """Set the device of every node."""
     cpu = len(backends) - 1
     for node in (*graph.leaves, *graph.nodes):
-        node.device = _first_choice(node, backends, op_offload)
+        node.device = _first_choice(node, backends, op_offload, graph.sinks_decide)
     steps = [node for node in graph.nodes if node.op not in EMPTY]
     for skip_cpu in (True, False):
         for ordered in (steps, steps[::-1]):

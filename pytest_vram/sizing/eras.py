@@ -22,7 +22,12 @@ _UNSURE = (
     (7200, 7560, "the padding of the attention mask"),
     (7560, 8000, "V under multi-head latent attention"),
     (9159, 9460, "the type of the attention mask"),
-    (10069, 10434, "whether prediction blocks (MTP) are loaded, and the indexer of GLM's sparse attention cached"),
+    (
+        10069,
+        10434,
+        "whether prediction blocks (MTP) are loaded, the indexer of GLM's sparse attention cached, and what decides "
+        "about flash attention under auto",
+    ),
 )
 
 
@@ -41,6 +46,8 @@ def era_of(build: int | None, options: Collection[str] = ()) -> tuple[Era, tuple
             quant_copies_reserved=build >= _COPIES,
             extra_blocks_skipped=build >= _SKIPPED,
             glm_indexer=build >= _SKIPPED,
+            sinks_ignored=build >= _SKIPPED,
+            quant_v_settles=build >= _SKIPPED,
         )
         unsure = [what for low, high, what in _UNSURE if low <= build < high]
         return era, tuple(
@@ -58,12 +65,15 @@ def era_of(build: int | None, options: Collection[str] = ()) -> tuple[Era, tuple
             quant_copies_reserved=False,
             extra_blocks_skipped=False,
             glm_indexer=False,
+            sinks_ignored=False,
+            quant_v_settles=False,
         )
         text = "this build has no --fit, so the rules of before December 2025 are used"
         return era, (Note(kind="assumed", text=text),)
     if "load-mode" not in options:  # absent in b10068, present in b10434
         text = "this build has no --load-mode, so the rules of b10068 are used"
-        return Era(extra_blocks_skipped=False, glm_indexer=False), (Note(kind="assumed", text=text),)
+        era = Era(extra_blocks_skipped=False, glm_indexer=False, sinks_ignored=False, quant_v_settles=False)
+        return era, (Note(kind="assumed", text=text),)
     return CURRENT, ()
 
 

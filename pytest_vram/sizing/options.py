@@ -113,6 +113,10 @@ class Era(msgspec.Struct, frozen=True, kw_only=True):
         is asked for (b10434 was seen to leave them, b10068 to load them always).
     :ivar glm_indexer: GLM's sparse attention (glm-dsa) keeps an indexer's cache (b10434 was seen to, b10068 ran it as
         dense latent attention without).
+    :ivar sinks_ignored: where attention sinks are does not decide where flash attention runs (b10434; in b10068 it
+        does, so sinks in host memory turn it off under ``auto``).
+    :ivar quant_v_settles: a quantised V turns ``auto`` flash attention on (b10434); b10068 looks first whether it can
+        run, and refuses to start where it cannot.
     :ivar auto_slots: slots chosen when ``parallel`` is not given, with a unified cache.
     """
 
@@ -124,6 +128,8 @@ class Era(msgspec.Struct, frozen=True, kw_only=True):
     mask_padded: bool = False
     extra_blocks_skipped: bool = True
     glm_indexer: bool = True
+    sinks_ignored: bool = True
+    quant_v_settles: bool = True
     auto_slots: int = 4
 
 

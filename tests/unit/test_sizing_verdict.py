@@ -264,19 +264,27 @@ def test_estimate_and_plan_stay_functions(tmp_path: Path) -> None:
         assert sizing.plan(path, "8GB", device="RPC0")
 
 
+OF_B10068 = {
+    "extra_blocks_skipped": False,
+    "glm_indexer": False,
+    "sinks_ignored": False,
+    "quant_v_settles": False,
+}
+
+
 @pytest.mark.parametrize(
     ("build", "options", "rules", "unsure"),
     [
         (10434, (), {}, 0),
-        (10068, (), {"extra_blocks_skipped": False}, 0),
-        (10200, (), {"extra_blocks_skipped": False}, 1),
-        (9501, (), {"extra_blocks_skipped": False}, 0),
-        (9500, (), {"extra_blocks_skipped": False, "quant_copies_reserved": False}, 0),
-        (9459, (), {"extra_blocks_skipped": False, "quant_copies_reserved": False, "outputs_per_slot": False}, 1),
+        (10068, (), OF_B10068, 0),
+        (10200, (), OF_B10068, 1),
+        (9501, (), OF_B10068, 0),
+        (9500, (), {**OF_B10068, "quant_copies_reserved": False}, 0),
+        (9459, (), {**OF_B10068, "quant_copies_reserved": False, "outputs_per_slot": False}, 1),
         (None, (), {}, 0),
         (1, ("fit", "load-mode"), {}, 0),
-        (1, ("fit",), {"extra_blocks_skipped": False}, 1),
-        (None, ("model",), {"mask_padded": True, "mla_latent_only": False, "mask_f16": False, "outputs_per_slot": False, "quant_copies_reserved": False, "extra_blocks_skipped": False}, 1),
+        (1, ("fit",), OF_B10068, 1),
+        (None, ("model",), {**OF_B10068, "mask_padded": True, "mla_latent_only": False, "mask_f16": False, "outputs_per_slot": False, "quant_copies_reserved": False}, 1),
     ],
 )  # fmt: skip
 def test_rules_follow_the_build(
