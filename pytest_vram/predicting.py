@@ -68,16 +68,25 @@ def estimate_of(spec: BackendSpec) -> Estimate:
             f"backend {spec.name!r} (engine {spec.engine!r}) cannot be predicted: estimates are made for engine"
             f" {', '.join(repr(engine) for engine in _ENGINES)} only"
         )
-    from pytest_vram.sizing import engine_options, estimating
+    from pytest_vram.sizing import estimating
+
+    shape = estimating.load(str(gguf_file.resolve(spec)), engine=spec.engine)
+    return estimating.of_shape(shape, engine=spec.engine, options=options_of(spec))
+
+
+def options_of(spec: BackendSpec) -> dict[str, Any]:
+    """The options of a spec as the engine's process would see them: paths start from the spec's folder.
+
+    :raises BadInput: an option that a spec cannot have.
+    """
+    from pytest_vram.sizing import engine_options
 
     origin = f"[backend.{spec.name}] in {spec.origin}"
     for key in spec.options:
         name = engine_options.named(key, origin=origin)[0].name
         if name in llama_server.REFUSED:  # as where the server is started
             raise BadInput(f"option {key!r} ({origin}) cannot be used: {llama_server.REFUSED[name]}")
-    options = {name: _resolved(name, value, spec.base) for name, value in spec.options.items()}
-    shape = estimating.load(str(gguf_file.resolve(spec)), engine=spec.engine)
-    return estimating.of_shape(shape, engine=spec.engine, options=options)
+    return {name: _resolved(name, value, spec.base) for name, value in spec.options.items()}
 
 
 def _resolved(name: str, value: Any, base: str) -> Any:

@@ -23,6 +23,7 @@ SUM = "sum"
 SETTINGS: dict[str, str] = {
     "weights": "the model's quantisation; layers on the device (n-gpu-layers, n-cpu-moe)",
     "kv": "ctx-size, cache-type-k and cache-type-v, parallel; where its layers are (n-gpu-layers)",
+    "experts": "n-cpu-moe, cpu-moe; the quantisation of the model file",
     "compute": "ubatch-size, flash-attn, ctx-size",
     "recurrent": "parallel",
 }

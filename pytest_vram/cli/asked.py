@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from pytest_vram.backends import dry_run, flags
+from pytest_vram.cli import deployment, pasted
 from pytest_vram.errors import BackendError, BadInput, BadSize
 from pytest_vram.ledger import BUCKETS, Bucket, Entry
 from pytest_vram.report.predictions import Compared, Exact
@@ -28,11 +29,17 @@ _LEFT_OUT = ("context", "lora")
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """The models and the engine's options of a command line, by full name."""
+    """The models and the engine's options of a command line, by full name.
+
+    :ivar kept: words of a pasted command line for what decides no memory (engines in Python). :ivar notes: how the
+        command line was understood.
+    """
 
     models: tuple[str, ...]
     engine: str
     options: dict[str, Any]
+    kept: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 def asked(options: argparse.Namespace, words: Sequence[str], *, most: int = 1) -> Asked:
@@ -41,12 +48,25 @@ def asked(options: argparse.Namespace, words: Sequence[str], *, most: int = 1) -
     :param most: models that the verb takes.
     :raises BadInput: an unknown option, no model, or more than the verb takes.
     """
-    engine = options.engine or "llama-server"
+    line = pasted.line(words)
+    engine = options.engine or line.engine or "llama-server"
     estimating.check_engine(engine)
-    found, models = engine_options.pairs(words) if engine == "llama-server" else _pairs(words, engine)
+    if line.engine is not None and line.engine != engine:
+        raise BadInput(f"--engine {engine}, and the command line is one of {line.engine}: leave one of the two out")
+    found: dict[str, Any]
+    kept: list[str] = []
+    if engine == "llama-server":
+        found, models = engine_options.pairs(line.words)
+        in_store = pasted.from_store(found)
+        models += [] if in_store is None else [in_store]
+    else:
+        found, models, kept = pasted.pairs(line.words, engine)
     named = found.pop("model", None)
     if isinstance(named, str):
         models.append(named)
+    if getattr(options, "backend", None) is not None:
+        model, found = deployment.merged(deployment.backend(options), found)
+        models = models or [model]
     if not models:
         raise BadInput(
             f"no model is named: write `vram {options.verb} MODEL`, with a GGUF file, a folder with config.json, or a"
@@ -57,31 +77,13 @@ def asked(options: argparse.Namespace, words: Sequence[str], *, most: int = 1) -
             f"{'one model' if most == 1 else f'up to {most} models'} can be named, and these words are no options:"
             f" {', '.join(models)}"
         )
-    return Asked(models=tuple(models), engine=engine, options=dict(found))
+    return Asked(models=tuple(models), engine=engine, options=found, kept=tuple(kept), notes=line.notes)
 
 
-def _pairs(words: Sequence[str], engine: str) -> tuple[dict[str, engine_options.Value], list[str]]:
-    """Options of engines in Python: ``--name value``, ``--name=value``, and switches."""
-    fields = msgspec.structs.fields(estimating.rules_of(engine).Options)
-    switches = {field.name for field in fields if isinstance(field.default, bool)}
-    found: dict[str, engine_options.Value] = {}
-    models: list[str] = []
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("--"):
-            if word.startswith("-") and len(word) > 1:
-                raise BadInput(f"option {word!r} is not known: write long names, such as --max-model-len 8192")
-            models.append(word)
-            continue
-        written, equals, value = word[2:].partition("=")
-        name = written.replace("-", "_")
-        if not equals and name not in switches:
-            if not rest:
-                raise BadInput(f"option {word!r} has no value: write {word} VALUE")
-            value, equals = rest.pop(0), "="
-        found[name] = value if equals else True
-    return found, models
+def llama_given(wanted: Asked) -> Given:
+    """The options of llama-server, checked, with what there is to say about the command line."""
+    given = llama_options.read(wanted.options)
+    return msgspec.structs.replace(given, notes=(*wanted.notes, *given.notes))
 
 
 def budget(text: str | None) -> Limits | None:
@@ -156,9 +158,11 @@ def by_dry_run(shape: ModelShape, given: Given, options: dict[str, Any]) -> tupl
     ]
     # Weights, caches and compute are the engine's own figures, so that they are known whatever the rules know.
     unknown = tuple(bucket for bucket in rules.unknown if bucket in {entry.bucket for entry in beside})
+    booted = llama_cpp.predict(shape, chosen, held_by, given=as_asked)
     joined = msgspec.structs.replace(
         rules,
-        entries=(*printed.entries, *beside),
+        entries=(*printed.entries, *beside, *_beyond(rules, booted)),
+        notes=booted.notes,
         devices={**rules.devices, **printed.devices},
         unknown=unknown,
     )
@@ -178,6 +182,27 @@ def by_dry_run(shape: ModelShape, given: Given, options: dict[str, Any]) -> tupl
     ]
     exact = Exact(binary=dry.binary, argv=list(dry.argv), seconds=dry.seconds, fits=dry.fits, compared=compared)
     return joined, exact
+
+
+def _beyond(trial: Estimate, booted: Estimate) -> list[Entry]:
+    """What a boot takes more than its dry run prints, by the rules: a trial allocates nothing, so that it prints
+    neither the pages of a mapped file nor what the CPU keeps beside them in an order of its own."""
+    found: list[Entry] = []
+    for group, buckets in dry_run.GROUPS.items():
+        for label in booted.total():
+            ends: list[int] = []
+            for one in (trial, booted):
+                mine = [entry for entry in one.entries if entry.device == label and entry.bucket in buckets]
+                ends += [sum(entry.bytes for entry in mine)]
+                ends += [sum(entry.bytes if entry.at_most is None else entry.at_most for entry in mine)]
+            low, high = max(0, ends[2] - ends[0]), max(0, ends[3] - ends[1], ends[2] - ends[0])
+            if high:
+                bucket: Bucket = next(bucket for bucket in BUCKETS if bucket == group)
+                detail = "more in a boot than in a dry run, by the rules"
+                found.append(
+                    Entry(bucket=bucket, device=label, bytes=low, at_most=high, source="estimate", detail=detail)
+                )
+    return found
 
 
 def narrowed(estimate: Estimate, exact: Exact) -> Estimate:

@@ -44,13 +44,16 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
         reserve=asking.size(options.reserve, "--reserve"),
         prefer=options.prefer or "speed",
     )
-    era, given = asking.era(options, llama_options.read(wanted.options))
+    era, given = asking.era(options, asking.llama_given(wanted))
     shapes = [estimating.load(model) for model in wanted.models]
-    searches = [planning.search_shapes(shapes, one, _for_tier(wishes, one, options.tiers), given, era) for one in limits]
+    searches = [
+        planning.search_shapes(shapes, one, _for_tier(wishes, one, shapes) if options.tiers else wishes, given, era)
+        for one in limits
+    ]
     confirmed = [_confirmed(one, shapes, given.kept) if options.exact else {} for one in searches]
     document = PlanDocument(
         models=[shape.source for shape in shapes],
-        wishes=wishes,
+        wishes=wishes if options.tiers else searches[0].wishes,
         searches=[search_record(one, told) for one, told in zip(searches, confirmed, strict=True)],
     )
     lines = tier_lines(searches) if options.tiers else search_lines(searches[0], confirmed[0])
@@ -68,10 +71,11 @@ def _code(search: Search, confirmed: dict[int, bool]) -> int:
     return HOLDS if confirmed.get(0, True) else FAILS
 
 
-def _for_tier(wishes: Wishes, budget: Limits, tiers: bool) -> Wishes:
-    if not tiers or wishes.minimum_context is not None:
+def _for_tier(wishes: Wishes, budget: Limits, shapes: Sequence[ModelShape]) -> Wishes:
+    if wishes.minimum_context is not None:
         return wishes
-    return msgspec.structs.replace(wishes, minimum_context=planning.TIERS[budget.text])
+    least = planning.least_context(shapes, planning.TIERS[budget.text])
+    return msgspec.structs.replace(wishes, minimum_context=least)
 
 
 def _confirmed(search: Search, shapes: list[ModelShape], kept: Sequence[str]) -> dict[int, bool]:

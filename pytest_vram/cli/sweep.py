@@ -9,7 +9,7 @@ from pytest_vram.cli.output import HOLDS, Answer
 from pytest_vram.errors import BadInput
 from pytest_vram.report.prediction_lines import sweep_lines
 from pytest_vram.report.predictions import SweepDocument, point_record
-from pytest_vram.sizing import estimating, llama_options
+from pytest_vram.sizing import estimating
 from pytest_vram.sizing.sweep import OVER, check_over, sweep
 
 
@@ -26,7 +26,7 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
     wanted = asking.asked(options, rest)
     if wanted.engine != "llama-server":
         raise BadInput(f"sweep predicts settings of llama-server, and has none for {wanted.engine}")
-    era, given = asking.era(options, llama_options.read(wanted.options))
+    era, given = asking.era(options, asking.llama_given(wanted))
     shape = estimating.load(wanted.models[0])
     values = [value.strip() for value in options.values.split(",")] if options.values else []
     points = sweep(

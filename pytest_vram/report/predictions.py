@@ -115,9 +115,13 @@ class ImpossibleRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The plans under one budget, best first, or why there is none."""
+    """The plans under one budget, best first, or why there is none.
+
+    :ivar minimum_context: tokens of each slot that the search kept, asked for or not.
+    """
 
     budget: str
+    minimum_context: int
     plans: list[PlanRecord]
     impossible: ImpossibleRecord | None = None
 
@@ -225,6 +229,7 @@ def search_record(search: Search, confirmed: dict[int, bool] | None = None) -> S
     told = confirmed or {}
     return SearchRecord(
         budget=search.budget.text,
+        minimum_context=search.wishes.minimum_context or 0,
         plans=[plan_record(plan, confirmed=told.get(index)) for index, plan in enumerate(search.plans)],
         impossible=_impossible(search.impossible) if search.impossible is not None else None,
     )

@@ -72,7 +72,9 @@ def named(key: str, *, origin: str = "") -> tuple[EngineOption, bool]:
     row = known().get(spelling)
     if row is not None:
         return row, spelling not in row.negatives
-    near = difflib.get_close_matches(spelling, known(), n=1, cutoff=0.6)
+    # What somebody left the end of is nearer than what merely has its letters: ctx is ctx-size and not fit-ctx.
+    begun = sorted((name for name in known() if len(spelling) > 1 and name.startswith(f"{spelling}-")), key=len)
+    near = begun or difflib.get_close_matches(spelling, known(), n=1, cutoff=0.6)
     if spelling in _short():
         near = [_short()[spelling][0].name]
     hint = f"did you mean {near[0]!r}?" if near else "write llama-server's own long option names, as in its --help"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -251,7 +252,7 @@ def test_a_sweep_has_a_row_for_each_value(cli: Cli, models: dict[str, str]) -> N
     code, out, _ = cli(*arguments)
     assert code == 0
     rows = out.splitlines()
-    assert rows[0] == "predicted over context, MiB"
+    assert rows[0] == "predicted over context, MiB; KV cache and compute are those on gpu0"
     assert rows[2].split()[:2] == ["4096", "512.00"]
     assert rows[3].split()[:2] == ["8192", "1,024.00"]
     _, found = document(cli, *arguments, schema="sweep.json")
@@ -310,3 +311,159 @@ def test_an_unknown_architecture_is_inconclusive(cli: Cli, tmp_path: Path) -> No
     assert "nothing can be promised" in out
     code, out, _ = cli("fit", path, "--budget", "1KB")
     assert code == 1
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with a backend and a budget in its vram.toml, in which the command runs."""
+    folder = tmp_path / "project"
+    (folder / "below").mkdir(parents=True)
+    sizing_models.dense_8b(folder / "m.gguf")
+    (folder / "vram.toml").write_text(
+        'budget = "8GB"\n'
+        '[backend.agent]\nengine = "llama-server"\nmodel = "m.gguf"\n'
+        '[backend.agent.options]\nctx-size = 8192\nparallel = 1\ndevice = "CUDA0"\nno-mmap = true\n'
+        '[backend.other]\nengine = "command"\nargv = ["x"]\n'
+    )
+    monkeypatch.chdir(folder / "below")
+    monkeypatch.delenv("PYTEST_VRAM_BUDGET", raising=False)
+    monkeypatch.delenv("PYTEST_VRAM_CONFIG", raising=False)
+    return folder
+
+
+def test_fit_takes_a_backend_of_the_project(cli: Cli, project: Path) -> None:
+    """Its model and options, those of the command line in their place, and the project's budget."""
+    code, found = document(cli, "fit", "--backend", "agent")
+    assert code == 0
+    assert found["settings"]["ctx_size"] == 8192
+    assert found["settings"]["mmap"] is False
+    assert found["verdict"]["limit"] == 8 * 10**9
+    _, plain = document(cli, "fit", str(project / "m.gguf"), "-c", "8192", "-np", "1", "--device", "CUDA0", "--no-mmap")
+    assert plain == found
+    code, found = document(cli, "estimate", "--backend", "agent", "-c", "4096", "--mmap", "--budget", "1GB")
+    assert (code, found["settings"]["ctx_size"], found["settings"]["mmap"]) == (1, 4096, True)
+    (project / "second.toml").write_text('[backend.two]\nengine = "llama-server"\nmodel = "m.gguf"\n')
+    code, out, _ = cli("fit", "--backend", "two", "--config", "../second.toml")
+    assert code == 0
+    assert "no verdict: no budget is named" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--backend", "nobody"), "'nobody' is no backend of"),
+        (("--backend", "other"), "cannot be predicted"),
+        (("--backend", "agent", "--config", "nowhere.toml"), "from --config"),
+    ],
+)
+def test_a_backend_that_cannot_be_sized_is_bad_use(
+    cli: Cli, project: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    """One sentence each."""
+    code, out, err = cli("fit", *arguments)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_fit_is_judged_by_the_budget_in_force(cli: Cli, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--budget`, else the environment, else the project's config file; the answer says which."""
+    arguments = ("fit", str(project / "m.gguf"), "-c", "8192", "--device", "CUDA0")
+    code, out, _ = cli(*arguments)
+    assert (code, out.splitlines()[-1]) == (0, f"the budget is that of budget in {project / 'vram.toml'}")
+    monkeypatch.setenv("PYTEST_VRAM_BUDGET", "4GB")
+    code, out, _ = cli(*arguments)
+    assert (code, out.splitlines()[-1]) == (1, "the budget is that of PYTEST_VRAM_BUDGET")
+    code, out, _ = cli(*arguments, "--budget", "9GB")
+    assert code == 0
+    assert "the budget is that of" not in out
+    code, out, _ = cli("estimate", *arguments[1:])
+    assert code == 0
+    assert "fits" not in out
+
+
+def test_fit_without_any_budget_says_that_there_is_no_verdict(
+    cli: Cli, models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forgotten option does not look like an answer."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTEST_VRAM_BUDGET", raising=False)
+    code, out, _ = cli("fit", models["q4"], "-c", "4096")
+    assert code == 0
+    assert out.splitlines()[-1].startswith("no verdict: no budget is named; add --budget")
+    _, out, _ = cli("estimate", models["q4"], "-c", "4096")
+    assert "no verdict" not in out
+
+
+def test_the_host_beside_a_card_stands_in_for_nothing(cli: Cli, models: dict[str, str]) -> None:
+    """A limit for it is held against what the ledger says of it."""
+    code, out, _ = cli("fit", models["q4"], "-c", "8192", "--budget", "host=100MB")
+    assert code == 1
+    assert "on the host, " in out
+    assert "stands in for a card" not in out
+    code, out, _ = cli("fit", models["q4"], "-c", "8192", "--budget", "1GB", "--device", "none")
+    assert code == 1
+    assert "stands in for a card" in out
+    code, out, err = cli("fit", models["q4"], "-c", "8192", "--budget", "gpu0=4GB,gpu3=1GB")
+    assert (code, out) == (2, "")
+    assert "limits gpu3, which this deployment does not have: its devices are gpu0, host" in err
+
+
+def test_little_room_is_said_to_be_little(cli: Cli, models: dict[str, str]) -> None:
+    """Less than 256 MiB to spare on a card names --reserve; more does not, and neither does a host."""
+    arguments = ("fit", models["q4"], "-c", "8192", "--device", "RPC0")
+    _, found = document(cli, *arguments, "--budget", "80GB")
+    most = found["verdict"]["at_most"]
+    for room, said in ((255, True), (257, False)):
+        _, out, _ = cli(*arguments, "--budget", f"{most + room * MIB}B")
+        assert ("--reserve" in out) == said
+    _, out, _ = cli("fit", models["q4"], "-c", "8192", "--device", "none", "--budget", "9GB")
+    assert "--reserve" not in out
+
+
+def test_without_a_context_the_engines_own_way_out_is_named(cli: Cli, models: dict[str, str]) -> None:
+    """--fit lowers what was not given; what was given, or where --fit is off, nothing is lowered."""
+    arguments = ("fit", models["q4"], "--budget", "8GiB", "--device", "CUDA0")
+    code, out, _ = cli(*arguments)
+    assert code == 1
+    assert "down to 4096 tokens (--fit-ctx)" in " ".join(out.split())
+    _, out, _ = cli(*arguments, "--fit-ctx", "8192")
+    assert "down to 8192 tokens" in " ".join(out.split())
+    for words in (("-c", "131072"), ("--fit", "off")):
+        _, out, _ = cli(*arguments, *words)
+        assert "--fit-ctx" not in out
+
+
+def test_the_command_line_with_the_first_change_is_printed(cli: Cli, models: dict[str, str]) -> None:
+    """It fits, where that change is enough alone."""
+    arguments = ("fit", models["moe"], "--budget", "8GB", "-c", "16384", "-np", "1", "-ngl", "99", "--device", "CUDA0")
+    code, out, _ = cli(*arguments)
+    assert code == 1
+    _, found = document(cli, *arguments)
+    command = found["verdict"]["first"]["command"]
+    assert shlex.join(command) in out
+    assert "--n-cpu-moe" in command
+    code, _, _ = cli("fit", "--budget", "8GB", *command)
+    assert code == 0
+
+
+def test_a_sweep_says_what_it_counts(cli: Cli, models: dict[str, str]) -> None:
+    """KV cache and compute are those of the cards, and what was assumed stands below, once or with its value."""
+    code, out, _ = cli("sweep", models["q4"], "--over", "context", "--values", "4096,300000", "--device", "RPC0")
+    assert code == 0
+    said = " ".join(out.split())
+    assert "parallel is not given" in said
+    assert "warning (300000): kv: a context of 300032 tokens is longer than the trained one" in said
+    _, out, _ = cli("sweep", models["q4"], "--over", "parallel", "-c", "8192", "--values", "1,2")
+    assert "ctx-size is kept for each slot" in out
+    _, found = document(
+        cli, "sweep", models["q4"], "--over", "parallel", "-c", "8192", "--values", "2", schema="sweep.json"
+    )
+    row = next(line for line in out.splitlines() if line.split()[0] == "2")
+    assert row.split()[2] == f"{found['points'][0]['buckets']['compute']['gpu0'] / MIB:,.2f}"
+
+
+def test_the_drivers_context_is_not_taken_for_tokens(cli: Cli, models: dict[str, str]) -> None:
+    """In the breakdown for people its row says whose it is."""
+    _, out, _ = cli("estimate", models["q4"], "-c", "8192", "--device", "CUDA0")
+    assert "  context (driver)  " in out

@@ -126,3 +126,53 @@ def test_bad_use_is_one_sentence(cli: Cli, models: dict[str, str], arguments: tu
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert says in err
+
+
+def test_plans_come_with_what_must_be_known(cli: Cli, models: dict[str, str]) -> None:
+    """The caveats of their figures, once; how little room there is; the reserve in the headline."""
+    code, out, _ = cli("plan", models["q4"], "--budget", "8GB", "--reserve", "100MB")
+    said = " ".join(out.split())
+    assert code == 0
+    assert "within 8GB (7,629 MiB) with 100MB (95.37 MiB) kept free, best first, with 4,096 tokens or more" in said
+    assert said.count("107 to 555 MiB were reported") == 1
+    assert said.count("no --device: one CUDA card is assumed") == 1
+    assert "--reserve" in said
+    _, out, _ = cli("plan", models["q4"], "--budget", "200GB", "--minimum-context", "500000")
+    assert out.startswith("1 way to stay within")
+    said = " ".join(out.split())
+    assert "is longer than the trained one of 131072" in said
+    assert "less than" not in said
+    _, out, _ = cli("plan", models["q4"], "--budget", "gpu0=6GB,gpu1=6GB", "--device", "CUDA0,CUDA1")
+    figures = [line for line in out.splitlines() if "predicted: " in line]
+    assert figures
+    assert all(line.index("gpu0") < line.index("gpu1") < line.index("host") for line in figures)
+
+
+def test_without_a_card_no_layer_is_missed(cli: Cli, models: dict[str, str]) -> None:
+    """Everything on the host is what was asked for."""
+    code, out, _ = cli("plan", models["q4"], "--budget", "32GB", "--device", "none")
+    assert code == 0
+    assert "all on the host" in out
+    assert "layers on the" not in out
+    assert "--n-gpu-layers" not in out
+
+
+def test_the_minimum_that_was_kept_is_in_the_document(cli: Cli, models: dict[str, str]) -> None:
+    """Asked for or not; with --tiers each search has its own."""
+    _, found = document(cli, models["q4"], "--budget", "8GB")
+    _, given = document(cli, models["q4"], "--budget", "8GB", "--minimum-context", "4096")
+    assert found == given
+    assert found["wishes"]["minimum_context"] == found["searches"][0]["minimum_context"] == 4096
+    _, found = document(cli, models["q4"], "--tiers")
+    assert [one["minimum_context"] for one in found["searches"]] == [2048, 4096, 8192]
+    for search in found["searches"]:
+        assert all(plan["context"] >= search["minimum_context"] for plan in search["plans"])
+    _, eight = document(cli, models["q4"], "--budget", "8GB", "--minimum-context", "8192")
+    assert eight["searches"][0] == found["searches"][2]
+
+
+def test_a_limit_for_a_device_that_is_not_there(cli: Cli, models: dict[str, str]) -> None:
+    """Exit code 2, and the devices that there are."""
+    code, out, err = cli("plan", models["q4"], "--budget", "gpu1=8GB")
+    assert (code, out) == (2, "")
+    assert "limits gpu1, which this deployment does not have: its devices are gpu0, host" in err
