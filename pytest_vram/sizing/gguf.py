@@ -112,7 +112,9 @@ def read(path: Path | str) -> Gguf:
     path = Path(path)
     first = _read_part(path)
     count = first.metadata.get("split.count", 1)
-    if not isinstance(count, int) or count <= 1:
+    if type(count) is not int or count < 0:
+        raise BadModel(f"{path} is damaged: its split.count is {str(count)[:40]!r}, not a number of parts")
+    if count <= 1:
         return first
     others = _other_parts(path, first, count)
     tensors, size = list(first.tensors), first.file_bytes

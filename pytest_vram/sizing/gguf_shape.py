@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pytest_vram.errors import BadModel
-from pytest_vram.sizing import ggml
+from pytest_vram.sizing import ggml, sense
 from pytest_vram.sizing.gguf_architectures import ARCHITECTURES, PLAIN, Architecture, Window
 from pytest_vram.sizing.shape import Layer, Mla, ModelShape, Note, Ssm, Tensor
 
@@ -30,7 +30,7 @@ def shape_of(gguf: Gguf) -> ModelShape:
     :raises BadModel: it is not a language model (a projector, an adapter), or a key that llama.cpp insists on is
         missing or contradicts another.
     """
-    return _Reader(gguf).shape()
+    return sense.checked(_Reader(gguf).shape())
 
 
 class _Keys:
@@ -73,6 +73,11 @@ class _Keys:
     def array(self, name: str) -> tuple[int, ...] | None:
         """All numbers of an array; ``None`` where the key is missing or no array."""
         value = self._gguf.metadata.get(self._key(name))
+        if value is None and self._key(name) in self._gguf.arrays:
+            raise BadModel(
+                f"{self._source}: key {self._key(name)} is a list of {self._gguf.length(self._key(name))} texts or too "
+                "many numbers, where llama.cpp reads one number for each block: get or convert the file again"
+            )
         if not isinstance(value, list | tuple):
             return None
         return tuple(self._whole(name, one) for one in value)
@@ -263,7 +268,10 @@ class _Reader:
 
     def _own_caches(self) -> int:
         """Blocks from the start with caches of their own; later ones reuse theirs (``gemma3n.cpp``, ``gemma4.cpp``)."""
-        return self.rules.kv_from_start or self.blocks - self.keys.number("attention.shared_kv_layers")
+        shared = self.keys.number("attention.shared_kv_layers")
+        if shared > self.blocks:
+            raise BadModel(f"{self.source}: {shared} of {self.blocks} blocks share a cache: the file is damaged")
+        return self.rules.kv_from_start or self.blocks - shared
 
     def _states(self) -> tuple[int, int]:
         """Elements of convolution and recurrent state of one block and sequence (``n_embd_r``, ``n_embd_s``)."""

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import re
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,11 @@ MOST_ELEMENTS = 1 << 40
 # Where the language model's own configuration is nested, outermost first.
 _NESTED = ("thinker_config", "text_config", "llm_config", "language_config", "language_model_config")
 _REMOTE_NAMES = {"kimi_k2": "deepseek_v3", "xlm_roberta": "xlm-roberta", "mistral3": "mistral", "pixtral": "mistral"}
+# Names of torch's number formats, those of the newest versions too.
+_FORMAT = re.compile(
+    r"float(16|32|64)?|b?float16|half|double|bool|u?int([1-8]|16|32|64)|quint(8|4x2|2x4)|qint(8|32)"
+    r"|float8_e[0-9]m[0-9](fn|fnuz|b11fnuz|nu)?|float4_e2m1fn_x2|float6_e[0-9]m[0-9]\w*|complex(32|64|128)"
+)
 _DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "float": 4, "half": 2, "float64": 8, "float8_e4m3fn": 1}
 
 
@@ -197,7 +205,10 @@ class Config(msgspec.Struct, kw_only=True):
                     continue
                 if not isinstance(found, str):
                     raise self.bad(key, f"is {shown(found)}, which is not the name of a number format")
-                return found.removeprefix("torch.")
+                name = found.removeprefix("torch.")
+                if not _FORMAT.fullmatch(name):
+                    raise self.bad(key, f"is {shown(found)}, and PyTorch has no number format of that name")
+                return name
         return ""
 
     @property
@@ -232,6 +243,17 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def regular(path: Path) -> os.stat_result:
+    """The state of a file that can be read to its end; a pipe waits for a writer, and a device may never end.
+
+    :raises BadModel: it is something else. :raises OSError: it is not there, or out of reach.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise BadModel(f"{path} is not a regular file: name a model's folder on a disk.")
+    return status
+
+
 def load_json(path: Path, largest: int = LARGEST_FILE) -> dict[str, Any]:
     """The object in a JSON file of a model folder.
 
@@ -241,7 +263,7 @@ def load_json(path: Path, largest: int = LARGEST_FILE) -> dict[str, Any]:
     :raises BadModel: for a file that is missing, unreadable, too large, not JSON or not an object.
     """
     try:
-        size = path.stat().st_size
+        size = regular(path).st_size
         if size > largest:
             raise BadModel(f"{path} has {size} bytes; a file of its kind has at most {largest}, so it is not one.")
         found = json.loads(path.read_bytes())
@@ -262,7 +284,7 @@ def read_config(folder: Path) -> Config:
     :raises BadModel: when there is none, or it does not say which model it is.
     """
     path = folder if folder.name == "config.json" else folder / "config.json"
-    if not path.is_file():
+    if not path.exists():
         raise BadModel(_without_config(path.parent))
     outer = load_json(path)
     fields, prefix = outer, ""

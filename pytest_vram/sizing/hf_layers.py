@@ -92,6 +92,10 @@ def block_words(config: Config) -> list[str]:
         return _derived(config, layers)
     if len(listed) < layers:
         raise config.bad("layer_types", f"lists {len(listed)} kinds for {layers} layers")
+    if len(listed) > layers + config.integer("num_nextn_predict_layers", default=0):
+        text = f"{config.path}: layer_types lists {len(listed)} kinds for {layers} layers; the first ones are used."
+        if not any(note.text == text for note in config.notes):
+            config.notes.append(Note(kind="unknown", bucket="kv", text=text))
     words = listed[:layers]
     if config.model_type == "gemma4_text":
         # Its class forces the last block to full attention.
@@ -255,6 +259,12 @@ def _kv_heads(config: Config, layers: int, heads: list[int]) -> list[int]:
         return [1] * layers
     if config.has("num_key_value_heads", "num_kv_heads"):
         found = config.per_layer(layers, "num_key_value_heads", "num_kv_heads")
+        for value, count in zip(found, heads, strict=True):
+            # One value for all can be meant for blocks of one kind only, so that each is looked at where it is used.
+            if value > count or (
+                value == 0 and not isinstance(config.given("num_key_value_heads", "num_kv_heads"), list)
+            ):
+                raise config.bad("num_key_value_heads", f"is {value} beside {count} heads, which cannot share them")
         return [value or count for value, count in zip(found, heads, strict=True)]
     return heads
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_vram.sizing import hf_layers, hf_quant, hf_weights, safetensors
+from pytest_vram.sizing import hf_layers, hf_quant, hf_weights, safetensors, sense
 from pytest_vram.sizing.hf_config import Config, read_config
 from pytest_vram.sizing.hf_feed_forward import expert_count
 from pytest_vram.sizing.shape import Layer, ModelShape, Note, Tensor
@@ -42,8 +42,8 @@ def read_shape(folder: Path) -> ModelShape:
         config.notes.append(Note(kind="unknown", bucket="kv", text=text))
     for tensor in tensors:
         if not tensor.known and weights is not None:
-            text = f"{tensor.name} is of type {tensor.type}, which is not known; its bytes are those of its data."
-            config.notes.append(Note(kind="rule", bucket="weights", text=text))
+            text = f"{tensor.name} is of type {tensor.type}, which is not known: what its bytes become is not either."
+            config.notes.append(Note(kind="unknown", bucket="weights", text=text))
             break
     meta = _meta(config, quant, tensors)
     experts = expert_count(config)
@@ -52,7 +52,7 @@ def read_shape(folder: Path) -> ModelShape:
     leading = next((index for index, layer in enumerate(layers) if layer.experts), 0)
     name = config.outer.get("_name_or_path")
     windows = sum(1 for layer in layers if layer.window)
-    return ModelShape(
+    made = ModelShape(
         source=str(folder),
         format="config" if weights is None else "safetensors",
         architecture=config.architecture,
@@ -83,6 +83,7 @@ def read_shape(folder: Path) -> ModelShape:
         meta=meta,
         notes=config.all_notes(),
     )
+    return sense.checked(made)
 
 
 def _used(config: Config) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from pytest_vram.errors import BadModel
-from pytest_vram.sizing.hf_config import load_json
+from pytest_vram.sizing.hf_config import load_json, regular
 from pytest_vram.sizing.shape import Tensor
 
 #: The format's own limit on a header.
@@ -70,7 +70,7 @@ def read_header(path: Path) -> tuple[Tensor, ...]:
     :raises BadModel: a file that is truncated, is not of this format, or contradicts itself.
     """
     try:
-        size = path.stat().st_size
+        size = regular(path).st_size
         with path.open("rb") as file:
             start = file.read(8)
             if len(start) < 8:
@@ -97,7 +97,11 @@ def read_header(path: Path) -> tuple[Tensor, ...]:
     for begin, tensor in placed:
         if begin < end:
             raise _bad(path, f"lets tensor {tensor.name!r} overlap the one before it at offset {begin}")
+        if begin > end:  # as tensor.rs: Metadata::validate; also what a name that comes twice leaves
+            raise _bad(path, f"leaves {begin - end} bytes before tensor {tensor.name!r} to no tensor")
         end = begin + tensor.bytes
+    if end != size - 8 - length:
+        raise _bad(path, f"holds {size - 8 - length} bytes of data, and its tensors take {end}")
     return tuple(tensor for _, tensor in placed)
 
 
@@ -145,11 +149,11 @@ def read_folder(folder: Path) -> Weights | None:
         points out of the folder or names tensors that are not there.
     """
     index = folder / INDEX
-    if index.is_file():
+    if index.exists():
         return _indexed(folder, index)
     found = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith(_NOT_WEIGHTS))
     single = folder / SINGLE
-    if single.is_file():
+    if single.exists():
         found = [single]
     if not found:
         return None
@@ -172,7 +176,7 @@ def _indexed(folder: Path, index: Path) -> Weights:
             raise BadModel(f"{index} maps {tensor[:80]!r} to something that is not a file name.")
         if name not in names:
             names[name] = folder / _inside(index, name)
-    missing = [name for name, path in names.items() if not path.is_file()]
+    missing = [name for name, path in names.items() if not path.exists()]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise BadModel(f"{index} names {missing[0]}{more}, which {folder} does not hold: fetch it.")

@@ -321,11 +321,13 @@ def test_a_missing_folder_is_said_to_be_missing(tmp_path: Path) -> None:
 def test_weights_are_exact_from_the_headers(tmp_path: Path) -> None:
     """Bytes, dimensions and types are those of the header, the fastest dimension first."""
     folder = folder_of(tmp_path, LLAMA_8B)
-    write_safetensors(folder / "model.safetensors", {"a.weight": ("BF16", [4, 6]), "b.weight": ("F8_E4M3", [3])})
+    write_safetensors(
+        folder / "model.safetensors", {"model.layers.31.a": ("BF16", [4, 6]), "b.weight": ("F8_E4M3", [3])}
+    )
     shape = hf_shape.read_shape(folder)
     assert shape.format == "safetensors"
     assert [(tensor.name, tensor.dims, tensor.type, tensor.bytes) for tensor in shape.tensors] == [
-        ("a.weight", (6, 4), "bf16", 48),
+        ("model.layers.31.a", (6, 4), "bf16", 48),
         ("b.weight", (3,), "f8_e4m3", 3),
     ]
     assert shape.file_bytes == (folder / "model.safetensors").stat().st_size
@@ -334,12 +336,15 @@ def test_weights_are_exact_from_the_headers(tmp_path: Path) -> None:
 def test_shards_are_followed_by_the_index(tmp_path: Path) -> None:
     """All shards of the index are read, and tensors that it does not name are left out."""
     folder = folder_of(tmp_path, LLAMA_8B)
-    write_safetensors(folder / "model-00001-of-00002.safetensors", {"a": ("F16", [2]), "spare": ("F16", [9])})
+    write_safetensors(
+        folder / "model-00001-of-00002.safetensors", {"model.layers.31.a": ("F16", [2]), "spare": ("F16", [9])}
+    )
     write_safetensors(folder / "model-00002-of-00002.safetensors", {"b": ("I4", [4])})
-    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    placed = {"model.layers.31.a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    index = {"weight_map": placed}
     (folder / safetensors.INDEX).write_text(json.dumps(index))
     shape = hf_shape.read_shape(folder)
-    assert [(tensor.name, tensor.bytes) for tensor in shape.tensors] == [("a", 4), ("b", 2)]
+    assert [(tensor.name, tensor.bytes) for tensor in shape.tensors] == [("model.layers.31.a", 4), ("b", 2)]
     assert len(shape.files) == 2
 
 

@@ -317,7 +317,7 @@ def test_only_llama_server_is_planned() -> None:
 
 TIERS = [
     ("tier-4gb", "4GB", {"layers": 28, "embedding": 2048, "kv_heads": 8, "feed_forward": 6144, "types": sizing_models.Q4}),
-    ("tier-6gb", "6GB", {"layers": 32, "embedding": 2560, "kv_heads": 8, "feed_forward": 8960, "types": sizing_models.Q8}),
+    ("tier-6gb", "6GB", {"layers": 32, "embedding": 2560, "kv_heads": 5, "feed_forward": 8960, "types": sizing_models.Q8}),
     ("tier-8gb", "8GB", {"layers": 32, "embedding": 4096, "kv_heads": 8, "feed_forward": 11008, "types": sizing_models.Q4}),
 ]  # fmt: skip
 
