@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_vram.ledger import Entry
-from pytest_vram.sizing import kv
 from pytest_vram.sizing import compute_feed_forward as feed
 from pytest_vram.sizing import compute_mixers as mixers
 from pytest_vram.sizing import compute_recurrent as recurrent
+from pytest_vram.sizing import kv
 from pytest_vram.sizing.compute_devices import backends
 from pytest_vram.sizing.compute_graph import F32, I32, LateRows, Skeleton, quantized
 from pytest_vram.sizing.compute_replay import Backend, Laid, Node, assign, replay
@@ -243,7 +243,11 @@ def _pipeline(options: LlamaOptions, placement: Placement) -> bool:
 
 
 def representative(shape: ModelShape, placement: Placement) -> list[int]:
-    """Blocks that stand for all: of a run that repeats itself, what lies between adds nothing to the maximum."""
+    """Blocks that stand for all: of a run that repeats itself, what lies between adds nothing to the maximum.
+
+    Blocks that never follow each other must not do so here: without the recurrent blocks between, steps of attention
+    would be put on another device.
+    """
     away: dict[int, list[tuple[str, str, int]]] = {}
     for tensor, label in zip(shape.tensors, placement.tensors, strict=False):
         if tensor.name.startswith("blk."):
@@ -252,14 +256,32 @@ def representative(shape: ModelShape, placement: Placement) -> list[int]:
                 number.isdigit() and int(number) < len(placement.layers) and label != placement.layers[int(number)]
             ) or (label == "host" and number.isdigit()):
                 away.setdefault(int(number), []).append((rest, label, tensor.bytes))
-    signs = [(layer, placement.layers[index], tuple(away.get(index, ()))) for index, layer in enumerate(shape.layers)]
-    seen: dict[tuple[object, ...], int] = {}
-    chosen = []
-    for index in range(len(signs)):
-        window = tuple(signs[max(0, index - 3) : index + 1])
-        seen[window] = seen.get(window, 0) + 1
-        if seen[window] <= 2 or index == len(signs) - 1:
-            chosen.append(index)
+    signs: list[object] = [
+        (layer, placement.layers[index], tuple(away.get(index, ())), index == len(shape.layers) - 1)
+        for index, layer in enumerate(shape.layers)
+    ]
+    return _unrepeated([tuple(signs[max(0, index - 3) : index + 1]) for index in range(len(signs))])
+
+
+def _unrepeated(windows: Sequence[tuple[object, ...]]) -> list[int]:
+    """Positions without what repeats itself: every window stays twice, and what follows another has followed its like.
+
+    After one block it goes on behind a later one with the same window, if each window between was seen twice before.
+    """
+    numbers = {window: number for number, window in enumerate(dict.fromkeys(windows))}
+    kinds = [numbers[window] for window in windows]
+    seen = [0] * len(numbers)
+    chosen, index = [], 0
+    while index < len(windows):
+        chosen.append(index)
+        seen[kinds[index]] += 1
+        after = index
+        for later in range(index + 1, len(windows)):
+            if seen[kinds[later]] < 2:
+                break
+            if kinds[later] == kinds[index]:
+                after = later
+        index = after + 1
     return chosen
 
 
@@ -281,6 +303,8 @@ def late_rows(shape: ModelShape, era: Era) -> LateRows | None:
 
 # A sum takes over the memory of its first term, so the order in which a model's source adds matters.
 RESIDUAL_FIRST = frozenset(("jamba", "lfm2", "lfm2moe", "openelm", "phi3"))
+# Here a block's first norm is listed before anything of its mixer.
+NORM_FIRST = frozenset(("kimi-linear", "qwen3next", "qwen35", "qwen35moe"))
 MIDDLE_FIRST = frozenset(("arctic", "jamba", "lfm2", "lfm2moe"))
 
 
@@ -293,6 +317,8 @@ def _block(graph: Skeleton, index: int, node: Node, *, last: bool) -> Node:
         if graph.has(index, "attn_norm.weight") or not graph.shape.tensors
         else node
     )
+    if graph.shape.architecture in NORM_FIRST:
+        graph.expand(normed)
     alone = (
         graph.shape.tensors and not graph.has(index, "attn_output.weight") and not graph.has(index, "ffn_norm.weight")
     )

@@ -76,6 +76,7 @@ class Skeleton:
         }
         self._weights: dict[str, Node] = {}
         self._inputs: dict[str, Node] = {}
+        self._state_ids: tuple[Node, Node] | None = None
         whole = placement.output != "host" and "host" not in placement.layers
         self.pinned = pinned
         self.pins = pinned and (whole or tokens < 32)  # llama-context.cpp, graph_get_cb
@@ -150,6 +151,14 @@ class Skeleton:
             node = Node("none", type, _dims(sizes), _WIDTH[type] * math.prod(sizes), input=True, name=name)
             self._inputs[name] = node
         return node
+
+    def state_ids(self) -> tuple[Node, Node]:
+        """Which states belong to this batch and which are only kept: two views that all blocks share
+        (``build_rs_inp_impl``), so that what has no state copies them once."""
+        if self._state_ids is None:
+            picked = self.input("states", I32, self.cells.slots)
+            self._state_ids = self.view(picked, self.cells.slots), self.view(picked, 0)
+        return self._state_ids
 
     # Steps
 

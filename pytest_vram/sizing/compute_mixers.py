@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pytest_vram.sizing.compute_graph import F32, I32, Skeleton
+from pytest_vram.sizing.compute_graph import F32, Skeleton
 from pytest_vram.sizing.compute_replay import Node
 from pytest_vram.sizing.shape import Mla, Ssm
 
@@ -72,14 +72,13 @@ def states(
     sequences = graph.cells.slots
     label = graph.placement.layers[index] if graph.options.kv_offload else "host"
     state = graph.held(f"{which} {index}", F32, (size, sequences), 4 * size * sequences, label)
-    picked = graph.input("states", I32, sequences)
+    main, extra = graph.state_ids()
     shown = graph.view(state, size, sequences)
     cleared = graph.view(shown, 0)
     graph.expand(Node("scale", F32, cleared.dims, 0, (cleared,), root=state))
-    main = graph.view(picked, sequences)
     result = read(shown, main) if read else graph.step("get_rows", (size, sequences), shown, main)
     graph.expand(result)
-    others = graph.step("get_rows", (size, 0), shown, graph.view(picked, 0))
+    others = graph.step("get_rows", (size, 0), shown, extra)
     graph.expand(Node("cpy", F32, others.dims, 0, (others, graph.view(state, size, 0)), root=state))
     return result
 
