@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from pytest_vram.cli import asked as asking
-from pytest_vram.cli.output import HOLDS, Answer
+from pytest_vram.cli.output import BAD_USE, HOLDS, Answer
 from pytest_vram.errors import BadInput
 from pytest_vram.report.prediction_lines import sweep_lines
 from pytest_vram.report.predictions import SweepDocument, point_record
@@ -14,7 +14,7 @@ from pytest_vram.sizing.sweep import OVER, check_over, sweep
 
 
 def run(options: argparse.Namespace, rest: list[str]) -> Answer:
-    """Predict every value of one setting.
+    """Predict every value of one setting; exit code 2 where the engine refuses each of them.
 
     :raises BadInput: a model, an option or a value that cannot be used, or ``--measure``.
     """
@@ -28,7 +28,9 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
         raise BadInput(f"sweep predicts settings of llama-server, and has none for {wanted.engine}")
     era, given = asking.era(options, asking.llama_given(wanted))
     shape = estimating.load(wanted.models[0])
-    values = [value.strip() for value in options.values.split(",")] if options.values else []
+    values = [value.strip() for value in options.values.split(",")] if options.values is not None else []
+    if not all(values):
+        raise BadInput(f"--values {options.values!r} has an empty value: write values with commas between them")
     points = sweep(
         shape,
         given,
@@ -39,4 +41,6 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
         era=era,
     )
     document = SweepDocument(model=shape.source, over=options.over, points=[point_record(point) for point in points])
-    return Answer(code=HOLDS, document=document, lines=tuple(sweep_lines(points, options.over)))
+    # Where the engine takes none of the values, nothing was predicted.
+    code = HOLDS if any(point.estimate is not None for point in points) else BAD_USE
+    return Answer(code=code, document=document, lines=tuple(sweep_lines(points, options.over)))

@@ -9,6 +9,7 @@ from typing import Any
 
 from pytest_vram.errors import BadInput, BadModel
 from pytest_vram.sizing import stores
+from pytest_vram.sizing.option_values import shown
 from pytest_vram.sizing.options import CURRENT, Era
 from pytest_vram.sizing.prediction import Estimate
 from pytest_vram.sizing.shape import ModelShape
@@ -37,7 +38,11 @@ def load(model: str | Path, *, engine: str = "llama-server") -> ModelShape:
 
     :raises BadModel: no such model, damaged files, or a format that the engine does not run.
     """
+    if not isinstance(model, (str, Path)):
+        raise BadModel(f"{shown(model)} names no model: write a path or a name as text, or a Path")
     path = stores.locate(str(model))
+    if path.name == "config.json":
+        raise BadModel(f"{path} is a file of a Hugging Face model: name its folder {path.parent}")
     if path.is_dir():
         if engine == "llama-server":
             path = _only_gguf(path)

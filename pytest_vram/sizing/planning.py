@@ -18,11 +18,12 @@ from pytest_vram.errors import BadInput, BadSize
 from pytest_vram.settings import parse_budget
 from pytest_vram.sizing import estimating, llama_cpp, llama_options, moe
 from pytest_vram.sizing.llama_options import Given
+from pytest_vram.sizing.option_values import shown
 from pytest_vram.sizing.options import CURRENT, Era, LlamaOptions
 from pytest_vram.sizing.prediction import Estimate, Verdict
 from pytest_vram.sizing.shape import ModelShape
 from pytest_vram.sizing.turns import STEP, holds, largest, smallest
-from pytest_vram.sizing.verdict import HOST, check_labels, on, verdict
+from pytest_vram.sizing.verdict import HOST, check_labels, check_reserve, on, verdict
 from pytest_vram.spec import Limits
 from pytest_vram.units import MIB, mib, parse_size, written
 
@@ -169,9 +170,16 @@ def search(
     wishes = wishes_of(
         minimum_context=minimum_context, slots=slots, host_memory=host_memory, reserve=reserve, prefer=prefer
     )
-    models = [model] if isinstance(model, (str, Path)) else list(model)
-    shapes = [estimating.load(one, engine=engine) for one in models]
+    shapes = [estimating.load(one, engine=engine) for one in _models(model)]
     return search_shapes(shapes, budget_of(budget), wishes, llama_options.read(options), era)
+
+
+def _models(value: object) -> list[Any]:
+    if isinstance(value, str | Path):
+        return [value]
+    if not isinstance(value, Sequence) or isinstance(value, bytes) or not value:
+        raise BadInput(f"{shown(value)} names no model: write text, a Path, or a list of them to choose from")
+    return list(value)
 
 
 def check_engine(engine: str) -> None:
@@ -185,6 +193,8 @@ def budget_of(budget: str | Limits) -> Limits:
     """:raises BadInput: not a budget."""
     if isinstance(budget, Limits):
         return budget
+    if not isinstance(budget, str):
+        raise BadInput(f"budget = {shown(budget)} is no budget: write a size such as '4GB' as text")
     try:
         return parse_budget(budget)
     except (BadSize, ValueError) as error:
@@ -194,8 +204,9 @@ def budget_of(budget: str | Limits) -> Limits:
 def size_of(value: str | int, what: str) -> int:
     """:raises BadInput: not a size."""
     if isinstance(value, int) and not isinstance(value, bool):
-        if value < 0:
-            raise BadInput(f"{what} = {value} is negative: write a size such as 32GB")
+        if not 0 <= value < 1 << 62:
+            text = "is negative" if value < 0 else "is larger than any device"
+            raise BadInput(f"{what} = {shown(value)} {text}: write a size such as 32GB")
         return value
     try:
         return parse_size(value)
@@ -215,10 +226,10 @@ def wishes_of(
 
     :raises BadInput: naming the wish and what is accepted.
     """
-    if minimum_context is not None and not 1 <= minimum_context < 1 << 31:
-        raise BadInput(f"minimum_context = {minimum_context} cannot be used: write a number of tokens from 1 on")
-    if not 1 <= slots <= llama_options.MOST_SLOTS:
-        raise BadInput(f"slots = {slots} cannot be used: write a number from 1 to {llama_options.MOST_SLOTS}")
+    _whole(slots, "slots", llama_options.MOST_SLOTS, "write a number")
+    if minimum_context is not None:
+        each = "" if slots == 1 else f" for each of {slots} slots"
+        _whole(minimum_context, "minimum_context", most_context(slots), f"write a number of tokens{each}")
     if prefer not in get_args(Preference):
         raise BadInput(f"prefer = {prefer!r} cannot be used: write speed, quality or context")
     return Wishes(
@@ -228,6 +239,17 @@ def wishes_of(
         reserve=size_of(reserve, "reserve"),
         prefer=prefer,
     )
+
+
+def most_context(slots: int) -> int:
+    """Tokens of each slot at which the ctx-size of all of them is still a number that llama-server takes."""
+    return ((1 << 31) - 1) // slots // STEP * STEP
+
+
+def _whole(value: object, what: str, most: int, write: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        option = what.replace("_", "-")
+        raise BadInput(f"{what} = {shown(value)} cannot be used: {write} from 1 to {most} (--{option})")
 
 
 def search_shapes(
@@ -241,8 +263,11 @@ def search_shapes(
     for name in ("ctx-size", "parallel"):
         if name in given.given:
             instead = "minimum_context" if name == "ctx-size" else "slots"
-            raise BadInput(f"option {name!r} is what plan searches: say {instead} instead")
+            raise BadInput(
+                f"option {name!r} is what plan searches: say {instead} (--{instead.replace('_', '-')}) instead"
+            )
     check_labels([HOST, *(device.label for device in given.options.devices)], budget)
+    check_reserve(budget, wishes.reserve, cards=bool(given.options.devices))
     if wishes.minimum_context is None:
         wishes = msgspec.structs.replace(wishes, minimum_context=least_context(shapes))
     cases = [_Case(shape, budget, wishes, given, era) for shape in shapes]
@@ -286,7 +311,7 @@ class _Case:
         self.blocks = len(shape.layers)
         self.facts = moe.facts(shape)
         self.least = wishes.minimum_context or least_context([shape])
-        self.most = max(self.least, shape.context)
+        self.most = max(self.least, min(shape.context, most_context(wishes.slots)))
         self.on_host = not given.options.devices
         # The host has limits of its own: what leaves the card comes to it, so that both pull in opposite directions.
         card = {label: size for label, size in budget.by_label.items() if self.on_host or label != HOST}

@@ -25,6 +25,9 @@ OVER = {
 _CONTEXTS = tuple(1024 << step for step in range(11))
 _SLOTS = (1, 2, 4, 8, 16)
 _STEPS = 8
+_LARGEST = (1 << 31) - 1
+#: Values of one sweep: each is a whole prediction.
+MOST_VALUES = 256
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +59,10 @@ def sweep(
     :raises BadInput: no such setting, or a value that it cannot have.
     """
     check_over(over)
+    if len(values) > MOST_VALUES:
+        raise BadInput(f"{len(values)} values are too many for one sweep: write up to {MOST_VALUES}")
+    if over == "n-cpu-moe" and not shape.experts:
+        raise BadInput(f"--over n-cpu-moe: {shape.source} has no experts that could go to the CPU")
     points: list[Point] = []
     for value in values or usual(shape, given.options, over):
         options = _with(given.options, over, value)
@@ -86,8 +93,6 @@ def usual(shape: ModelShape, options: LlamaOptions, over: str) -> tuple[str, ...
     if over == "cache-type":
         return ("f16", *(name for name in CACHE_TYPES if name not in ("f32", "f16", "bf16")))
     blocks = len(shape.layers)
-    if not shape.experts:
-        raise BadInput(f"--over n-cpu-moe: {shape.source} has no experts that could go to the CPU")
     step = max(1, -(-blocks // _STEPS))
     return tuple(str(count) for count in dict.fromkeys([*range(0, blocks, step), blocks]))
 
@@ -98,7 +103,7 @@ def _with(options: LlamaOptions, over: str, value: str) -> LlamaOptions:
             raise BadInput(f"cache type {value!r} cannot be used: write one of {', '.join(CACHE_TYPES)}")
         return msgspec.structs.replace(options, cache_type_k=value, cache_type_v=value)
     least = 0 if over == "n-cpu-moe" else 1
-    most = MOST_SLOTS if over == "parallel" else (1 << 31) - 1
+    most = MOST_SLOTS if over == "parallel" else _LARGEST
     if not (value.isascii() and value.isdigit() and len(value) < 11 and least <= int(value) <= most):
         raise BadInput(f"{value!r} cannot be a value of {over}: write a whole number from {least} to {most}")
     number = int(value)
@@ -107,6 +112,11 @@ def _with(options: LlamaOptions, over: str, value: str) -> LlamaOptions:
     if over == "n-cpu-moe":
         return msgspec.structs.replace(options, n_cpu_moe=number)
     # At a fixed ctx-size slots would share it, and a dense model would show no difference at all.
+    if options.ctx_size * number > _LARGEST:
+        raise BadInput(
+            f"{value} slots of {options.ctx_size} tokens are more than the {_LARGEST} tokens that ctx-size can say:"
+            " lower one of the two"
+        )
     return msgspec.structs.replace(
         options, parallel=number, ctx_size=options.ctx_size * number if options.ctx_size else 0
     )

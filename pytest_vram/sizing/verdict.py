@@ -8,6 +8,7 @@ from typing import Literal
 from pytest_vram.errors import BadInput
 from pytest_vram.sizing.prediction import Estimate, Verdict
 from pytest_vram.spec import Limits
+from pytest_vram.units import with_mib
 
 HOST = "host"
 SUM = "sum"
@@ -26,6 +27,7 @@ def verdict(estimate: Estimate, limits: Limits, *, reserve: int = 0) -> Verdict:
     lower, upper = estimate.total(), estimate.at_most()
     cards = cards_of(estimate)
     check_labels({*cards, *(label for label in lower if label == HOST)}, limits)
+    check_reserve(limits, reserve, cards=bool(cards))
     kept = dict.fromkeys(cards or [HOST], reserve)
     rows: list[tuple[str, int, int, int]] = []
     if limits.total is not None:
@@ -69,6 +71,22 @@ def check_labels(labels: Collection[str], limits: Limits) -> None:
         raise BadInput(
             f"budget {limits.text!r} limits {', '.join(strange)}, which this deployment does not have: its devices are"
             f" {there}"
+        )
+
+
+def check_reserve(limits: Limits, reserve: int, *, cards: bool) -> None:
+    """What must stay free on a card cannot be all that there may be used of it.
+
+    :param cards: whether the deployment has any; without one the host stands in for it.
+    :raises BadInput: naming the reserve and the limit.
+    """
+    named = [size for label, size in limits.by_label.items() if label != HOST or not cards]
+    sizes = [limits.each, limits.total, *named]
+    least = min((size for size in sizes if size is not None), default=None)
+    if reserve and least is not None and reserve >= least:
+        raise BadInput(
+            f"a reserve of {with_mib(reserve)} leaves nothing of the budget {limits.text!r}: write a smaller one"
+            " (--reserve), it is what must stay free on each card"
         )
 
 

@@ -166,6 +166,21 @@ def test_names_in_a_file_cannot_command_the_terminal(cli: Cli, tmp_path: Path) -
         (("sweep", "{q4}", "--over", "threads"), "context, parallel, cache-type, n-cpu-moe"),
         (("sweep", "{q4}", "--over", "context", "--measure"), "not built yet"),
         (("sweep", "{q4}", "--over", "context", "--values", "1,x"), "'x' cannot be a value"),
+        (("sweep", "{q4}", "--over", "context", "--values", ""), "--values '' has an empty value"),
+        (("sweep", "{q4}", "--over", "context", "--values", "1,,2"), "has an empty value"),
+        (("sweep", "{q4}", "--over", "context", "--values", "1," * 256 + "1"), "257 values are too many"),
+        (("sweep", "{q4}", "--over", "n-cpu-moe", "--values", "1"), "has no experts"),
+        (("sweep", "{q4}", "--over", "parallel", "-c", "2147483647"), "more than the 2147483647 tokens"),
+        (("fit", "{q4}", "--budget", "4GB", "--reserve", "5GB"), "a reserve of 5GB (4,768 MiB) leaves nothing"),
+        (("plan", "{q4}", "--budget", "4GB", "--reserve", "4GB"), "leaves nothing of the budget '4GB'"),
+        (("plan", "{q4}", "--budget", "4GB", "-c", "4096"), "say minimum_context (--minimum-context) instead"),
+        (("plan", "{q4}", "--budget", "4GB", "--minimum-context", "9999999999"), "from 1 to 2147483392"),
+        (
+            ("plan", "{q4}", "--budget", "4GB", "--minimum-context", "2147483647", "--slots", "256"),
+            "write a number of tokens for each of 256 slots from 1 to 8388352 (--minimum-context)",
+        ),
+        (("plan", "{q4}", "--budget", "4GB", "--slots", "999"), "from 1 to 256 (--slots)"),
+        (("estimate", "{config}", "--engine", "vllm"), "is a file of a Hugging Face model: name its folder"),
         (("sweep", "{hf}", "--over", "context", "--engine", "transformers"), "sweep predicts settings of llama-server"),
     ],
 )  # fmt: skip
@@ -195,7 +210,12 @@ def test_bad_use_is_one_sentence(
         data = len(header).to_bytes(8, "little") + header + b"\0\0"
         (places["shards"] / f"model-0000{number}-of-00002.safetensors").write_bytes(data)
     (tmp_path / "text.gguf").write_text("hello, this is not a model at all, but it is long enough to be looked at")
-    known = {**models, **{name: str(place) for name, place in places.items()}, "text": str(tmp_path / "text.gguf")}
+    known = {
+        **models,
+        **{name: str(place) for name, place in places.items()},
+        "text": str(tmp_path / "text.gguf"),
+        "config": str(places["hf"] / "config.json"),
+    }
     words = [word.format(**known) for word in arguments]
     code, out, err = cli(*words)
     assert (code, out) == (2, "")
@@ -206,6 +226,14 @@ def test_bad_use_is_one_sentence(
     found = json.loads(out)
     assert (code, found["exit"], found["verb"]) == (2, 2, arguments[0])
     assert says in found["error"]
+
+
+def test_a_sweep_of_which_nothing_could_be_predicted_is_bad_use(cli: Cli, models: dict[str, str]) -> None:
+    """Exit code 2 where the engine refuses each of the values: there is a row for each, and no figure."""
+    words = ("sweep", models["q4"], "--over", "context", "--values", "1024", "-ot", "x=Nope")
+    code, out, _ = cli(*words)
+    assert code == 2
+    assert "Nope" in out
 
 
 def test_a_hugging_face_folder_is_estimated(cli: Cli, tmp_path: Path) -> None:
