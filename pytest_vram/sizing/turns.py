@@ -1,6 +1,7 @@
 """Which setting to turn first where a deployment does not fit: each candidate is predicted, none is guessed.
 
-The order is that in which a user should give things up: weights (a smaller quantisation), the type of the KV cache,
+On the host the mapped file goes first, which costs nothing. The order is then that in which a user should give things
+up: weights (a smaller quantisation), the type of the KV cache,
 slots, context, experts to the CPU, layers to the CPU, and only then a KV cache of four bits, as in a plan. The first
 change that is enough alone is named, else the one that saves most.
 """
@@ -17,7 +18,7 @@ from pytest_vram.sizing import ggml
 from pytest_vram.sizing.options import LlamaOptions
 from pytest_vram.sizing.prediction import Estimate, Turn, Verdict
 from pytest_vram.sizing.shape import ModelShape, Tensor
-from pytest_vram.sizing.verdict import on, verdict
+from pytest_vram.sizing.verdict import HOST, on, verdict
 from pytest_vram.spec import Limits
 
 Predict = Callable[[ModelShape, LlamaOptions], Estimate]
@@ -44,7 +45,7 @@ def first(shape: ModelShape, options: LlamaOptions, judged: Verdict, limits: Lim
     :param predict: gives the estimate of a changed deployment.
     """
     best: Turn | None = None
-    for change in _changes(shape, options, lambda s, o: _spare(predict(s, o), judged, limits)):
+    for change in _changes(shape, options, judged.device, lambda s, o: _spare(predict(s, o), judged, limits)):
         after = predict(change.shape, change.options)
         saves = judged.at_most - on(after, judged.device)
         if saves <= 0:
@@ -98,7 +99,7 @@ def _spare(estimate: Estimate, judged: Verdict, limits: Limits) -> bool:
 
 
 def _changes(
-    shape: ModelShape, options: LlamaOptions, fits: Callable[[ModelShape, LlamaOptions], bool]
+    shape: ModelShape, options: LlamaOptions, device: str, fits: Callable[[ModelShape, LlamaOptions], bool]
 ) -> Iterator[_Change]:
     def with_options(**changes: object) -> LlamaOptions:
         return msgspec.structs.replace(options, **changes)
@@ -108,6 +109,8 @@ def _changes(
             setting=setting, before=str(before), after=str(after), shape=shape, options=with_options(**changes)
         )
 
+    if device == HOST and options.mmap:  # costs nothing but the file's pages, which the system could drop
+        yield change("mmap", "on", "off", mmap=False)
     yield from _weights(shape, options, fits)
     yield from _cache(options, change, CACHE_TYPES[:1])
     if options.parallel is None or options.parallel > 1:

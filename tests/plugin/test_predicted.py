@@ -272,3 +272,30 @@ def test_the_suite_holds_estimates_against_the_budget(tmp_path: Path, budget: st
     (backend,) = document["backends"]
     assert backend["peak"] == {}
     assert "unattributed" not in {entry["bucket"] for entry in backend["ledger"]["entries"]}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="servers are owned on Linux only")
+@pytest.mark.parametrize("module", ["test_idle", "test_throughput"])
+def test_where_all_tests_need_a_measurement_nothing_is_started(tmp_path: Path, module: str) -> None:
+    """A module of the suite that can judge nothing skips all of its tests, although there is no engine to start."""
+    recipes.llama().write(tmp_path / "model.gguf")
+    (tmp_path / "vram.toml").write_text(
+        '[backend.fake]\nengine = "llama-server"\nbinary = "no-such-engine"\nmodel = "model.gguf"\n'
+        "[backend.fake.floors]\ntokens_per_second = 5\n"
+    )
+    program = "import sys; from pytest_vram.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "check", module, "--json", "--vram-device=predicted"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    document = json.loads(done.stdout)
+    assert document["tests"], done.stderr
+    assert {test["outcome"] for test in document["tests"]} == {"skipped"}
+    assert document["backends"] == []

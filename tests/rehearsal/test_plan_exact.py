@@ -79,7 +79,7 @@ def test_exact_shows_the_rules_beside_the_engine(
 def test_a_device_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Figures of the host never stand for those of a device that the engine did not find."""
     model = recipes.llama().write(tmp_path / "model.gguf")
-    assert main(["estimate", str(model), "--exact", "--rpc", "127.0.0.1:9"]) == 1
+    assert main(["estimate", str(model), "--exact", "--rpc", "127.0.0.1:9"]) == 3
     assert "found none of the devices RPC0" in capsys.readouterr().err
 
 
@@ -110,3 +110,19 @@ def test_plans_of_a_small_model_boot_as_predicted(
         backend.stop()
         assert printed <= budget
         assert printed == pytest.approx(plan.estimate.total()["gpu0"], abs=4 * PRINTED)
+
+
+def test_a_dry_run_promises_no_more_than_a_boot_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a boot takes beside the figures of a dry run, which allocates nothing, is in the answer: mapped weights that
+    the CPU may keep a second time."""
+    model = recipes.llama(embedding=1024, types=recipes.Types(matrices="q4_k")).write(tmp_path / "model.gguf")
+    upper: dict[str, int] = {}
+    lower: dict[str, int] = {}
+    for name, words in (("rules", []), ("exact", ["--exact"]), ("read", ["--exact", "--no-mmap"])):
+        main(["estimate", str(model), *words, "--device", "none", "-c", "512", "--json"])
+        found = json.loads(capsys.readouterr().out)
+        upper[name] = found["total_at_most"]["host"]
+        lower[name] = found["total"]["host"]
+    assert abs(upper["exact"] - upper["rules"]) <= 2 * MIB
+    assert upper["read"] < upper["exact"]
+    assert lower["exact"] <= upper["read"] + MIB
