@@ -151,8 +151,8 @@ def flash_attention(shape: ModelShape, options: LlamaOptions, placement: Placeme
     """Whether flash attention is in force.
 
     ``auto`` is on, unless its step would not run on the device of its block (``llama-context.cpp``,
-    ``resolve_fused_ops``), because that has no kernel for it. A quantised V asks for it in any case, but older builds look first, and refuse
-    to start where it cannot run.
+    ``resolve_fused_ops``), because that has no kernel for it. A quantised V asks for it in any case, but older builds
+    look first, and refuse to start where it cannot run.
     """
     if not kv.uses_flash_attention(shape, options):
         return False
@@ -325,6 +325,9 @@ def _block(graph: Skeleton, index: int, node: Node, *, last: bool) -> Node:
     if alone and not layer.recurrent:
         return _only_feed_forward(graph, index, node, normed, last=last)
     cur = _mixer(graph, index, normed)
+    if graph.shape.architecture == "deci" and not layer.feed_forward:
+        return node  # ``deci.cpp`` goes on with what came in, and drops what attention made of it
+    unmixed = cur is residual  # DeciLM has blocks without a mixer
     if last:
         cur, residual = graph.rows(cur), graph.rows(residual)
         if normed is not node:
@@ -336,7 +339,7 @@ def _block(graph: Skeleton, index: int, node: Node, *, last: bool) -> Node:
         else:
             before = "post_attention_norm"
     architecture = graph.shape.architecture
-    if cur is residual:  # DeciLM has blocks without a mixer
+    if unmixed:
         middle = cur
     else:
         first, second = (residual, cur) if architecture in RESIDUAL_FIRST else (cur, residual)

@@ -13,7 +13,7 @@ from pytest_vram.sizing.compute_replay import NO_LIMIT, Arena, Backend, Graph, N
 from pytest_vram.sizing.options import Device, LlamaOptions, Placement
 from pytest_vram.sizing.shape import Layer, ModelShape
 
-SIZES = st.integers(min_value=0, max_value=5000)
+SIZES = st.integers(min_value=1, max_value=5000)  # llama.cpp does not join what it gives back of no bytes at all
 
 
 @given(st.lists(st.tuples(SIZES, st.integers(0, 9))), st.sampled_from([NO_LIMIT, 8192]))
@@ -27,14 +27,14 @@ def test_results_never_share_memory(steps: list[tuple[int, int]], limit: int) ->
         most = max(most, sum(arena.round(one) for _, one in held))
         if back < 4:
             arena.give(*held.pop(back % len(held)))
-        ends = sorted((*address, address[1] + arena.round(one)) for address, one in held if one)
+        ends = sorted((*address, address[1] + arena.round(one)) for address, one in held)
         for before, after in itertools.pairwise(ends):
             assert before[0] != after[0] or before[2] <= after[1]
     assert sum(arena.tops) >= most
     for address, size in held:
         arena.give(address, size)
     for free, top in zip(arena.free, arena.tops, strict=True):
-        (whole,) = (one for one in free if one[1])
+        (whole,) = free
         assert whole[0] == 0
         assert whole[1] >= top
 
