@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection
 
 from pytest_vram.errors import BadInput
+from pytest_vram.sizing import defaults
 from pytest_vram.sizing.options import CURRENT, Era
 from pytest_vram.sizing.shape import Note
 
@@ -39,6 +40,7 @@ def era_of(build: int | None, options: Collection[str] = ()) -> tuple[Era, tuple
     if build is not None and build >= _FIRST:
         era = Era(
             build=build,
+            defaults=defaults.of_build(build),
             mask_padded=build < _UNPADDED,
             mla_latent_only=build >= _LATENT,
             mask_f16=build >= _MASK_F16,
@@ -49,15 +51,17 @@ def era_of(build: int | None, options: Collection[str] = ()) -> tuple[Era, tuple
             sinks_ignored=build >= _SKIPPED,
             quant_v_settles=build >= _SKIPPED,
         )
-        unsure = [what for low, high, what in _UNSURE if low <= build < high]
-        return era, tuple(
-            Note(kind="assumed", text=f"b{build} is about as old as a change of {what}: it may follow the other rule")
-            for what in unsure
+        unsure = [what for low, high, what in (*defaults.UNSURE, *_UNSURE) if low <= build < high]
+        text = f"b{build} is about as old as a change of"
+        return era, (
+            *defaults.bounds(build),
+            *(Note(kind="assumed", text=f"{text} {what}: it may follow the other rule") for what in unsure),
         )
     if not options:
         return CURRENT, ()
     if "fit" not in options:  # December 2025
         era = Era(
+            defaults=defaults.of_options(options),
             mask_padded=True,
             mla_latent_only=False,
             mask_f16=False,
@@ -72,7 +76,13 @@ def era_of(build: int | None, options: Collection[str] = ()) -> tuple[Era, tuple
         return era, (Note(kind="assumed", text=text),)
     if "load-mode" not in options:  # absent in b10068, present in b10434
         text = "this build has no --load-mode, so the rules of b10068 are used"
-        era = Era(extra_blocks_skipped=False, glm_indexer=False, sinks_ignored=False, quant_v_settles=False)
+        era = Era(
+            defaults=defaults.of_options(options),
+            extra_blocks_skipped=False,
+            glm_indexer=False,
+            sinks_ignored=False,
+            quant_v_settles=False,
+        )
         return era, (Note(kind="assumed", text=text),)
     return CURRENT, ()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pytest_vram.errors import BadInput
 from pytest_vram.ledger import Entry
 from pytest_vram.paths import expanded
-from pytest_vram.sizing import compute, kv, moe, placement, recurrent, textbook, weights
+from pytest_vram.sizing import compute, defaults, kv, moe, placement, recurrent, textbook, weights
 from pytest_vram.sizing.llama_options import Given, command
 from pytest_vram.sizing.options import CURRENT, Cells, Era, LlamaOptions, Placement, cells
 from pytest_vram.sizing.prediction import Estimate, ModelFacts
@@ -40,10 +40,12 @@ def predict(
     :param dry_run: predict what the engine's dry run prints, which differs from a boot in some compute buffers.
     :raises BadInput: a combination that llama.cpp refuses.
     """
+    asked = options
+    options, chosen = defaults.in_force(options, era, given.given if given else ())
     _refused(shape, options)
     where = placement.place(shape, options)
     layout = cells(options, shape.context, causal=shape.causal)
-    notes = [*shape.notes, *(given.notes if given else ())]
+    notes = [*shape.notes, *(given.notes if given else ()), *chosen]
     entries = [
         *weights.weights(shape, options, where, era, dry_run=dry_run),
         *kv.kv_cache(shape, options, where, era),
@@ -60,7 +62,7 @@ def predict(
     notes.extend(weights.notes(shape, options, era, entries))
     notes.extend(kv.notes(shape, options))
     notes.extend(compute.notes(shape, options, where))
-    notes.extend(_notes(shape, options, layout, given))
+    notes.extend(_notes(shape, options, layout, given, era))
     textbook_kv = textbook.kv(shape, layout.context, _textbook_bytes(options)) if shape.layers else None
     if facts is None:
         facts = moe.facts(shape)
@@ -72,7 +74,7 @@ def predict(
         devices={device.label: device.name or "a CUDA card" for device in options.devices},
         settings=settings(shape, options, layout, where),
         notes=_once(notes),
-        command=command(options, shape.source, given.kept if given else ()),
+        command=command(asked, shape.source, given.kept if given else ()),
         unknown=tuple(dict.fromkeys(note.bucket or "other" for note in notes if note.kind == "unknown")),
         textbook_kv=textbook_kv,
         pressure=moe.pressure(facts, settled),
@@ -173,12 +175,13 @@ def _refused(shape: ModelShape, options: LlamaOptions) -> None:
     kv.check_cache_types(shape, options)
 
 
-def _notes(shape: ModelShape, options: LlamaOptions, layout: Cells, given: Given | None) -> Iterable[Note]:
+def _notes(shape: ModelShape, options: LlamaOptions, layout: Cells, given: Given | None, era: Era) -> Iterable[Note]:
     asked = set(given.given) if given else set()
+    fits = era.defaults.fit and _fit_is_on(given)
     trained = shape.context
     if not options.ctx_size and not shape.encoder:
         text = f"ctx-size is not given: the trained context of {trained} tokens is counted"
-        if "ctx-size" not in asked and _fit_is_on(given):
+        if "ctx-size" not in asked and fits:
             text += f"; llama-server lowers it by itself (--fit) where it does not leave {_MARGIN} of the card free"
         yield Note(kind="assumed", bucket="kv", text=text)
     elif trained and layout.per_sequence > trained and not shape.encoder:
@@ -205,7 +208,8 @@ def _notes(shape: ModelShape, options: LlamaOptions, layout: Cells, given: Given
     if options.cpu_moe and not shape.experts:
         text = "--cpu-moe moves nothing: the model has no experts"
         yield Note(kind="warning", bucket="experts", text=text)
-    if (options.n_cpu_moe or options.cpu_moe or options.override_tensor) and not options.n_gpu_layers:
+    moved = options.n_cpu_moe or options.cpu_moe or options.override_tensor
+    if moved and fits and options.devices and not options.n_gpu_layers:
         yield Note(
             kind="warning",
             text="with tensors overridden, llama-server's --fit gives up: write n-gpu-layers as well",

@@ -98,6 +98,27 @@ class LlamaOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.parallel is None or bool(self.kv_unified)
 
 
+class Defaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What a build chooses where an option is not given; see :mod:`pytest_vram.sizing.defaults`.
+
+    :ivar flash: flash attention where the model and the device allow it. :ivar all_layers: on the device.
+    :ivar context: tokens; 0: the trained context. :ivar slots: of which several share one cache.
+    :ivar one_slot_is_auto: ``--parallel 1`` counts as not given. :ivar streams: slots may have caches of their own.
+    :ivar fit: settings are lowered until they fit. :ivar prompt_cache: prompts are kept in host memory.
+    :ivar mlock_maps: ``--mlock`` leaves the file mapped.
+    """
+
+    flash: bool = True
+    all_layers: bool = True
+    context: int = 0
+    slots: int = 4
+    one_slot_is_auto: bool = False
+    streams: bool = True
+    fit: bool = True
+    prompt_cache: bool = True
+    mlock_maps: bool = False
+
+
 class Era(msgspec.Struct, frozen=True, kw_only=True):
     """Which of the rules that changed over time hold for a build of llama.cpp; the defaults are today's.
 
@@ -117,7 +138,7 @@ class Era(msgspec.Struct, frozen=True, kw_only=True):
         does, so sinks in host memory turn it off under ``auto``).
     :ivar quant_v_settles: a quantised V turns ``auto`` flash attention on (b10434); b10068 looks first whether it can
         run, and refuses to start where it cannot.
-    :ivar auto_slots: slots chosen when ``parallel`` is not given, with a unified cache.
+    :ivar defaults: what is chosen where an option is not given.
     """
 
     build: int | None = None
@@ -130,7 +151,7 @@ class Era(msgspec.Struct, frozen=True, kw_only=True):
     glm_indexer: bool = True
     sinks_ignored: bool = True
     quant_v_settles: bool = True
-    auto_slots: int = 4
+    defaults: Defaults = Defaults()
 
 
 CURRENT = Era()
