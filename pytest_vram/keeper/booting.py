@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import secrets
+import signal
 import subprocess
 import time
 
@@ -456,8 +457,12 @@ def with_evidence(text: str, server: Server) -> str:
     failure = server.follower.boot().failure if server.follower is not None else None
     if failure is not None:
         parts.append(_reason(failure) + failure.text.strip().rstrip(".") + ".")
+    elif server.exit_code not in (None, 0, -signal.SIGKILL, -signal.SIGTERM):
+        # After the boot, whose failures the follower reads; what others end has no say in it.
+        said = processes.cause(server.log, secrets=server.secrets)
+        parts.append(f"It says: {said.rstrip('.')}." if said else "")
     last = processes.tail(server.log, secrets=server.secrets)
-    message = " ".join(parts)
+    message = " ".join(part for part in parts if part)
     if last:
         cut = server.capped.words() if server.capped is not None else ""
         return f"{message} Last lines of {server.log}{cut}:\n{last}"

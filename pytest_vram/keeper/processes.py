@@ -200,18 +200,48 @@ def disk_full(path: Path) -> bool:
     return found.f_bavail * found.f_frsize < 4096 and found.f_blocks > 0
 
 
+#: What a program says when it ends itself: more of a reason than whatever a debugger writes after it.
+_CAUSE = re.compile(
+    r"GGML_(?:ASSERT|ABORT)\b|terminate called|^\s*what\(\):|\b(?:CUDA|HIP|ROCm|MUSA|SYCL|Vulkan|Metal) error\b"
+    r"|ggml_abort|[Ss]egmentation fault|Assertion .* failed|panicked at"
+)
+#: Lines of a debugger that a crashing program (ggml does) calls for a backtrace.
+_DEBUGGER = re.compile(
+    r"\[(?:New LWP|Thread debugging|Inferior)|Using host libthread|#\d+ |\d+\t|0x[0-9a-f]+ in |warning: |This GDB"
+    r"|Enable debuginfod|<https?://|Debuginfod|To make this setting"
+)
+
+
 def tail(path: Path | None, lines: int = 15, *, secrets: tuple[str, ...] = ()) -> str:
-    """The last lines of a log, indented, without control characters and secrets; empty when there are none."""
+    """The last lines of a log, indented, without control characters and secrets; empty when there are none.
+
+    Where the program said why it ends, and a debugger wrote more after it, those lines are the last ones.
+    """
+    kept = _last(path, secrets)
+    found = [index for index, line in enumerate(kept) if _CAUSE.search(line)]
+    if found:
+        after = kept[found[-1] + 1 :]
+        plain = [line for line in after if not _DEBUGGER.match(line)]
+        if len(plain) < len(after):
+            kept = kept[: found[-1] + 1] + (plain if len(plain) < lines else [])
+    return "\n".join("  " + line for line in kept[-lines:])
+
+
+def cause(path: Path | None, *, secrets: tuple[str, ...] = ()) -> str:
+    """What a program said when it ended itself, such as a failed assertion; empty where it said nothing."""
+    return next((line.strip() for line in reversed(_last(path, secrets)) if _CAUSE.search(line)), "")
+
+
+def _last(path: Path | None, secrets: tuple[str, ...]) -> list[str]:
     if path is None:
-        return ""
+        return []
     try:
         with path.open("rb") as stream:
             stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, stream.tell() - (16 << 10)))
+            stream.seek(max(0, stream.tell() - (64 << 10)))
             text = stream.read().decode("utf-8", "replace")
     except OSError:
-        return ""
+        return []
     for secret in secrets:
         text = text.replace(secret, "***")
-    kept = [line.rstrip()[:400] for line in text.splitlines() if line.strip()][-lines:]
-    return "\n".join("  " + _UNPRINTABLE.sub("?", line) for line in kept)
+    return [_UNPRINTABLE.sub("?", line.rstrip()[:400]) for line in text.splitlines() if line.strip()]

@@ -161,6 +161,18 @@ def test_death_in_use(run: Run, client: KeeperClient) -> None:
     assert [line["state"] for line in run.journal("backend")][:3] == ["starting", "ready", "died"]
 
 
+def test_a_failed_assertion_is_in_the_sentence(client: KeeperClient) -> None:
+    """A server that ends itself long after its boot is quoted with its reason, not with a debugger's backtrace."""
+    window = opened(client)
+    running = acquire(client, plan(), window)
+    with pytest.raises(httpx.TransportError):
+        httpx.get(running.url + "/assert")
+    (death,) = closed(client, window).deaths
+    assert "was killed by SIGABRT" in death
+    assert "It says: /src/vocab.cpp:7: GGML_ASSERT(tokenizer) failed." in death
+    assert "libc.so" not in death
+
+
 def test_whoever_waits_for_a_turn_hears_of_a_death(run: Run, client: KeeperClient) -> None:
     """A death wakes those who wait for a turn."""
     running = acquire(client, plan())

@@ -20,7 +20,7 @@ from pytest_vram.keeper.booting import _program_names
 from pytest_vram.keeper.core import file_name
 from pytest_vram.keeper.logs import CappedLog, LogReader
 from pytest_vram.keeper.messages import LARGEST, Acquire, Done, Failed, Hello, Note, Status
-from pytest_vram.keeper.processes import Watch, disk_full, exit_words, tail
+from pytest_vram.keeper.processes import Watch, cause, disk_full, exit_words, tail
 from pytest_vram.keeper.service import remove_stale
 from pytest_vram.keeper.turns import Turns
 from pytest_vram.keeper.windows import Admission
@@ -103,6 +103,21 @@ def test_tail(tmp_path: Path) -> None:
     assert len(text.splitlines()[-1]) == 402
     assert tail(tmp_path / "none") == ""
     assert tail(None) == ""
+
+
+def test_tail_ends_with_what_the_program_said(tmp_path: Path) -> None:
+    """A failed assertion is shown and not the debugger's backtrace after it, and can be had alone, without secrets."""
+    log = tmp_path / "log"
+    said = '/src/llama-vocab.cpp:3295: GGML_ASSERT(tokenizer && "s3cret") failed'
+    trace = ["[New LWP 6740]", "[Thread debugging using libthread_db enabled]", "57\tin ./nptl/futex-internal.c"]
+    trace += [f"#{number}  0x00007fe0a54a3f7b in wait () from libc.so" for number in range(99)]
+    log.write_text("\n".join([*(f"line {number}" for number in range(50)), said, *trace, "[Inferior 1 detached]", ""]))
+    assert tail(log, 2, secrets=("s3cret",)) == f"  line 49\n  {said.replace('s3cret', '***')}"
+    assert cause(log, secrets=("s3cret",)) == said.replace("s3cret", "***")
+    log.write_text("CUDA error, tried again\n" + "\n".join(f"line {number}" for number in range(50)))
+    assert tail(log, 1) == "  line 49"
+    log.write_text("line 1\nline 2\n")
+    assert cause(log) == cause(None) == ""
 
 
 def test_log_reader(tmp_path: Path) -> None:
