@@ -84,13 +84,18 @@ def facts(shape: ModelShape) -> ModelFacts:
 def pressure(model: ModelFacts, entries: Iterable[Entry]) -> str:
     """One plain sentence: whether weights or KV cache and concurrency will press, and where the experts are.
 
-    Figures are those of the devices; of the host only where nothing is on a device.
+    Figures are those of the devices, and of the host where nothing of either is on a device; what the host holds of
+    both, beside a device, is named where it is more than the embedding table usually is.
     """
     rows = list(entries)
-    on_device = [entry for entry in rows if entry.device != "host"] or rows
-    weights = sum(entry.bytes for entry in on_device if entry.bucket in ("weights", "experts"))
-    kept = sum(entry.bytes for entry in on_device if entry.bucket in ("kv", "recurrent"))
+    cards = [entry for entry in rows if entry.device != "host"]
+    on_device = cards if sum(_both(cards)) else rows
+    weights, kept = _both(on_device)
     said = f"{_gib(weights)} of weights against {_gib(kept)} of KV cache and state"
+    if on_device is cards:
+        others, cached = _both([entry for entry in rows if entry.device == "host"])
+        if cached or 5 * others > weights:
+            said += f" on the device; {_gib(others)} and {_gib(cached)} are on the host"
     if weights >= kept:
         verdict = f"weights press first ({said}): a smaller quantisation gains more than a shorter context"
     else:
@@ -106,6 +111,17 @@ def pressure(model: ModelFacts, entries: Iterable[Entry]) -> str:
     if host and on_device is not rows:
         loaded += f"; {_gib(host)} of experts are on the host"
     return f"{verdict[0].upper()}{verdict[1:]}; {loaded}."
+
+
+def _both(entries: Iterable[Entry]) -> tuple[int, int]:
+    """Bytes of weights, and of caches and state."""
+    weights = kept = 0
+    for entry in entries:
+        if entry.bucket in ("weights", "experts"):
+            weights += entry.bytes
+        elif entry.bucket in ("kv", "recurrent"):
+            kept += entry.bytes
+    return weights, kept
 
 
 def _gib(count: int) -> str:

@@ -609,6 +609,24 @@ def test_every_mixture_is_told_that_all_its_experts_are_loaded(tmp_path: Path) -
     assert "experts" not in dense
 
 
+def test_pressure_counts_what_is_where(tmp_path: Path) -> None:
+    """With nothing of either on the device, the host is compared; with a part of it there, both places are named."""
+    from pytest_vram.ledger import Bucket, Entry
+
+    facts = moe.facts(shape_of(tmp_path / "a", LLAMA_8B))
+
+    def entry(bucket: Bucket, device: str, size: int) -> Entry:
+        return Entry(bucket=bucket, device=device, bytes=size << 30, source="estimate")
+
+    on_host = [entry("weights", "host", 4), entry("kv", "host", 1)]
+    said = moe.pressure(facts, [*on_host, entry("compute", "gpu0", 1)])
+    assert "4.00 GiB of weights against 1.00 GiB" in said
+    assert "on the device" not in said
+    said = moe.pressure(facts, [*on_host, entry("weights", "gpu0", 2), entry("kv", "gpu0", 3)])
+    assert "2.00 GiB of weights against 3.00 GiB of KV cache and state on the device" in said
+    assert "4.00 GiB and 1.00 GiB are on the host" in said
+
+
 @pytest.mark.parametrize(
     ("layers", "kv_heads", "context", "width", "expected"),
     [(24, 8, 4096, 1, 192 << 20), (32, 1, 32768, 2, 536_870_912)],
