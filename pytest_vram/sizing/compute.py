@@ -212,7 +212,7 @@ def outputs(shape: ModelShape, options: LlamaOptions, era: Era, laid: Cells, tok
     Embeddings, and any pooling that is asked for, reserve them for all tokens (``tools/server/server-context.cpp``,
     ``server_output_limits``), counted before these are rounded up to a multiple of the slots.
     """
-    if shape.encoder or not era.outputs_per_slot:
+    if not era.outputs_per_slot:
         return tokens
     if options.embeddings or options.reranking or options.pooling not in (None, "none"):
         return min(laid.context, laid.ubatch, laid.batch)
