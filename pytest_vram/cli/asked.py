@@ -74,8 +74,8 @@ def asked(options: argparse.Namespace, words: Sequence[str], *, most: int = 1) -
         )
     if len(models) > most:
         raise BadInput(
-            f"{'one model' if most == 1 else f'up to {most} models'} can be named, and these words are no options:"
-            f" {', '.join(models)}"
+            f"{'one model' if most == 1 else f'up to {most} models'} can be named, and each of these words names one,"
+            f" for it belongs to no option: {', '.join(models)}"
         )
     return Asked(models=tuple(models), engine=engine, options=found, kept=tuple(kept), notes=line.notes)
 

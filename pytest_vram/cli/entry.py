@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -35,6 +36,8 @@ VERBS: dict[str, tuple[str, str]] = {
 }
 #: Verbs whose other arguments are a model and the engine's options, in any order.
 PREDICTING = ("estimate", "fit", "plan", "sweep")
+#: Their options whose values are numbers or sizes, which somebody may write with a sign.
+_SIGNED = ("--budget", "--reserve", "--build", "--minimum-context", "--slots", "--host-memory", "--values")
 #: Verbs of later versions, so that asking for one says so instead of "invalid choice".
 NOT_BUILT: dict[str, str] = {
     "boot": "reads a boot log",
@@ -99,12 +102,13 @@ def _run(arguments: list[str], *, as_json: bool) -> Answer:
         )
         return _refuse(message, BAD_USE, wanted, as_json=as_json)
     if wanted in PREDICTING:  # their -h cannot be argparse's, which would see it in an engine's -hf too
-        arguments = ["--help" if word == "-h" else word for word in arguments]
+        arguments = _joined(["--help" if word == "-h" else word for word in arguments])
     try:
         options, rest = parser.parse_known_args(_own(arguments))
     except BadInput as error:
-        progress(parser.format_usage().rstrip())
-        return _refuse(str(error), BAD_USE, wanted or "", as_json=as_json)
+        if wanted not in PREDICTING:
+            progress(parser.format_usage().rstrip())
+        return _refuse(printable(str(error)), BAD_USE, wanted or "", as_json=as_json)
     if options.verb is None:
         progress(parser.format_help().rstrip())
         return _silent(BAD_USE)
@@ -132,6 +136,17 @@ def _refuse(message: str, code: int, verb: str, *, as_json: bool) -> Answer:
     return refusal(message, code=code, verb=verb) if as_json else _silent(code)
 
 
+def _joined(arguments: list[str]) -> list[str]:
+    """``--budget -1GB`` as one word, so that what is wrong with the value is said: argparse sees an option in it."""
+    found: list[str] = []
+    for word in arguments:
+        if found and found[-1] in _SIGNED and re.match(r"-[\d.]", word):
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
+
+
 def _own(arguments: list[str]) -> list[str]:
     """The arguments before a lone ``--``; what follows belongs to pytest as it stands."""
     return arguments[: arguments.index("--")] if "--" in arguments else arguments
@@ -145,7 +160,8 @@ class _Parser(argparse.ArgumentParser):
     """Raises what is wrong with the arguments, so that --json can say it as well."""
 
     def error(self, message: str) -> NoReturn:
-        raise BadInput(message)
+        valueless = re.fullmatch(r"argument (--[\w-]+): expected one argument", message)
+        raise BadInput(f"option {valueless[1]!r} has no value: see vram --help" if valueless else message)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shlex
+import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
 
@@ -13,15 +13,16 @@ from pytest_vram.sizing.prediction import Estimate, ModelFacts, Verdict
 from pytest_vram.sizing.shape import Note
 from pytest_vram.sizing.sweep import Point
 from pytest_vram.sizing.verdict import cards_of
+from pytest_vram.text import printable
 from pytest_vram.units import MIB, card_hint, mib, with_mib
 
 HOST = "host"
 _WIDTH = 80
+#: Sentences are wrapped for a narrower terminal too, down to this.
+_NARROWEST = 30
 _PER_BLOCK = 4
 _NONE = "-"
 _COLUMN = 12
-#: What a terminal would obey instead of showing it: names in model files are other people's text.
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _KINDS = {"unknown": "unknown", "assumed": "assumed", "rule": "based on", "warning": "warning"}
 _ORDER = ("unknown", "warning", "assumed", "rule")
 #: What a list of figures needs to be read rightly; what a rule is based on stands in an estimate.
@@ -39,7 +40,7 @@ def estimate_lines(estimate: Estimate, *, verdict: Verdict | None = None, exact:
     if exact is not None:
         lines += ["", *_compared(exact)]
     if estimate.textbook_kv is not None:
-        lines.append(_textbook(estimate))
+        lines += _wrapped(_textbook(estimate))
     if estimate.pressure:
         lines += _wrapped(estimate.pressure)
     if estimate.notes:
@@ -49,7 +50,7 @@ def estimate_lines(estimate: Estimate, *, verdict: Verdict | None = None, exact:
         lines += ["", "command line", f"  {shlex.join(estimate.command)}"]
     if verdict is not None:
         lines += ["", *verdict_lines(verdict, estimate)]
-    return [_CONTROL.sub("?", line) for line in lines]
+    return [printable(line) for line in lines]
 
 
 def model_lines(model: ModelFacts, engine: str) -> list[str]:
@@ -121,7 +122,7 @@ def _whole(lower: Table, upper: Table, bucket: str, labels: Sequence[str]) -> st
 def _textbook(estimate: Estimate) -> str:
     rules = sum(size for bucket in ("kv",) for size in table(estimate.entries).get(bucket, {}).values())
     book = estimate.textbook_kv or 0
-    return f"  cross-check: the textbook formula says {mib(book)} of KV cache, the rules {mib(rules)}"
+    return f"cross-check: the textbook formula says {mib(book)} of KV cache, the rules {mib(rules)}"
 
 
 def _compared(exact: Exact) -> list[str]:
@@ -211,7 +212,7 @@ def amount(low: int, high: int) -> str:
 def search_lines(search: Search, confirmed: dict[int, bool] | None = None) -> list[str]:
     """Everything that ``vram plan`` says about one budget."""
     if search.impossible is not None:
-        return [_CONTROL.sub("?", line) for line in _impossible(search, search.impossible)]
+        return [printable(line) for line in _impossible(search, search.impossible)]
     ways = "1 way" if len(search.plans) == 1 else f"{len(search.plans)} ways"
     lines = _wrapped(
         f"{ways} to stay within {_budget(search)}, best first, with {search.wishes.minimum_context:,} tokens or more"
@@ -223,7 +224,7 @@ def search_lines(search: Search, confirmed: dict[int, bool] | None = None) -> li
     lines += _caveats([plan.estimate for plan in search.plans], [str(n + 1) for n in range(len(search.plans))])
     if cards_of(search.plans[0].estimate):
         lines += _close([plan.verdict for plan in search.plans])
-    return [_CONTROL.sub("?", line) for line in lines]
+    return [printable(line) for line in lines]
 
 
 def _plan(plan: Plan, index: int, confirmed: bool | None) -> list[str]:
@@ -315,7 +316,7 @@ def tier_lines(searches: Iterable[Search]) -> list[str]:
     lines = ["best settings by budget (upper ends)", *columns((head, *rows)), "", "command lines", *commands]
     lines += _caveats([plan.estimate for _, plan in bests], [text for text, _ in bests])
     lines += _close([plan.verdict for _, plan in bests if plan.options.devices])
-    return [_CONTROL.sub("?", line) for line in lines]
+    return [printable(line) for line in lines]
 
 
 def sweep_lines(points: Sequence[Point], over: str) -> list[str]:
@@ -344,7 +345,7 @@ def sweep_lines(points: Sequence[Point], over: str) -> list[str]:
         if point.refused:
             lines += _wrapped(f"{point.value}: refused: {point.refused}")
     lines += _caveats(made, [point.value for point in points if point.estimate is not None])
-    return [_CONTROL.sub("?", line) for line in lines]
+    return [printable(line) for line in lines]
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -370,7 +371,7 @@ def _notes(notes: Iterable[Note]) -> list[str]:
 def _wrapped(text: str, *, indent: str = "  ", hang: str | None = None) -> list[str]:
     return textwrap.wrap(
         text,
-        _WIDTH,
+        max(_NARROWEST, min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)),
         initial_indent=indent,
         subsequent_indent=indent + "  " if hang is None else hang,
         break_long_words=False,

@@ -114,7 +114,7 @@ def pairs(words: Sequence[str]) -> tuple[dict[str, Value], list[str]]:
         value: Value
         if equals:
             value = joined
-        elif row.name == "flash-attn" and (not rest or rest[0].lower() not in _WORDS):
+        elif row.name == "flash-attn" and (not rest or not _may_be_word(rest[0])):
             value = True  # builds before August 2025 took -fa without a word
         elif not rest:
             raise BadInput(f"option {word!r} has no value: write {word} {row.value}")
@@ -145,6 +145,12 @@ def spelled(name: str, value: Value) -> list[str]:
     if row.joined:
         return [f"--{name}", ",".join(texts)]
     return [word for text in texts for word in (f"--{name}", text)]
+
+
+def _may_be_word(text: str) -> bool:
+    """Whether ``text`` is, or was meant as, the word of an option that older builds took alone: no option and no
+    model."""
+    return text.lower() in _WORDS or (text.isascii() and text.isalnum() and not Path(text).exists())
 
 
 def _text(value: object) -> str:

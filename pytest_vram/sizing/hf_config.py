@@ -272,7 +272,9 @@ def load_json(path: Path, largest: int = LARGEST_FILE) -> dict[str, Any]:
     except RecursionError:
         raise BadModel(f"{path} is nested too deeply to be a model's configuration.") from None
     except ValueError as error:
-        raise BadModel(f"{path} is not valid JSON: {error}.") from None
+        # Python's own limit on digits is no advice for the reader of a message.
+        told = "a number in it has thousands of digits" if "set_int_max_str_digits" in str(error) else error
+        raise BadModel(f"{path} is not valid JSON: {told}.") from None
     if not isinstance(found, dict):
         raise BadModel(f"{path} holds {shown(found)} where a JSON object is expected.")
     return found

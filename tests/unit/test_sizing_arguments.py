@@ -116,3 +116,11 @@ def test_any_value_of_an_option_is_a_result_or_one_sentence(model: Path, options
         sizing.estimate(model, **options)
     except BadInput as error:
         assert str(error)
+
+
+def test_a_number_of_thousands_of_digits_in_a_config_is_named_as_such(tmp_path: Path) -> None:
+    """The message is about the file, and does not advise on Python's settings."""
+    (tmp_path / "config.json").write_text(f'{{"hidden_size": 1{"0" * 5000}}}')
+    with pytest.raises(BadInput, match="a number in it has thousands of digits") as caught:
+        sizing.estimate(tmp_path, engine="vllm")
+    assert "set_int" not in str(caught.value)

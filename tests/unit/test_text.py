@@ -145,3 +145,17 @@ def test_an_option_at_the_home_of_nobody_is_one_sentence(
     value = "~nosuchuser/x.gguf" + (":1" if option == "--lora-scaled" else "")
     assert main(["estimate", str(model), option, value]) == 2
     assert "'~nosuchuser/x.gguf', and there is no home folder" in capsys.readouterr().err
+
+
+def test_sentences_are_wrapped_for_a_narrow_terminal(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Notes keep to the width of the terminal; a wide one changes nothing."""
+    longest = {}
+    for columns in ("40", "80", "200"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert main(["estimate", str(model), "-c", "4096"]) == 0
+        notes = capsys.readouterr().out.partition("\nnotes\n")[2].partition("\n\n")[0].splitlines()
+        longest[columns] = max(len(line) for line in notes)
+    assert longest["40"] <= 40
+    assert 40 < longest["80"] == longest["200"] <= 80
