@@ -8,9 +8,7 @@ from pytest_vram.sizing.shape import ModelShape
 
 # Whether the weights of the chosen experts are divided by their sum is written into most models' source (``norm_w``).
 # Where it follows the file, a file that does not say means no.
-NEVER_NORMED = frozenset(
-    ("deepseek", "gpt-oss", "jamba", "llada-moe", "llama4", "nomic-bert-moe", "olmoe", "qwen2moe")
-)
+NEVER_NORMED = frozenset(("deepseek", "gpt-oss", "jamba", "llada-moe", "llama4", "nomic-bert-moe", "olmoe", "qwen2moe"))
 NORMED_BY_FILE = frozenset(
     (
         "afmoe",
