@@ -8,9 +8,14 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pytest_vram.cli import main
+from pytest_vram.ledger import Entry
+from pytest_vram.report import predictions
+from pytest_vram.sizing import planning, serving
+from pytest_vram.sizing.prediction import ModelFacts, Turn, Verdict
 from tests.unit import sizing_models
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "estimate.md"
@@ -44,8 +49,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "torch_dtype": "float16",
     }
     (folder / "config.json").write_text(json.dumps(config))
+    spec = '[backend.agent]\nengine = "llama-server"\nmodel = "my.gguf"\noptions = { ctx-size = 8192 }\n'
+    (tmp_path / "vram.toml").write_text(f'budget = "8GB"\n{spec}')
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("PYTEST_VRAM_BUDGET", "PYTEST_VRAM_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
     return tmp_path
 
 
@@ -79,6 +88,34 @@ def test_python_of_the_page_works(project: Path, text: str, tmp_path: Path) -> N
     assert tests
     for test in tests:
         test(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("title", "engine"), [("vLLM", "vllm"), ("SGLang", "sglang"), ("transformers", "transformers")]
+)
+def test_the_page_lists_every_option_of_other_engines(title: str, engine: str) -> None:
+    """The table's names are those that the estimate reads."""
+    row = next(line for line in TEXT.splitlines() if line.startswith(f"| {title} |"))
+    names = {name for name in re.findall(r"`([^`]+)`", row) if not name.startswith("-")}
+    assert names == set(serving.engine_options(engine))
+
+
+@pytest.mark.parametrize(
+    ("title", "documents"),
+    [
+        ("estimate", (predictions.EstimateDocument, predictions.Exact, predictions.Compared, ModelFacts, Verdict, Turn, Entry)),
+        ("plan", (predictions.PlanDocument, predictions.SearchRecord, predictions.PlanRecord, predictions.ImpossibleRecord, planning.Wishes, planning.Relaxed)),
+        ("sweep", (predictions.SweepDocument, predictions.PointRecord)),
+    ],
+)  # fmt: skip
+def test_the_page_on_formats_lists_every_field(title: str, documents: tuple[type[msgspec.Struct], ...]) -> None:
+    """No field of a document is without a word."""
+    text = (PAGE.parent / "formats.md").read_text(encoding="utf-8")
+    section = text.split(f"## `vram {title} --json`")[1].split("\n## ")[0]
+    named = set(re.findall(r"`([a-z_]+)`", section))
+    for document in documents:
+        missing = {field.encode_name for field in msgspec.structs.fields(document)} - named
+        assert not missing, (document.__name__, missing)
 
 
 def test_the_page_has_examples() -> None:
