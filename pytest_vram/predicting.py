@@ -99,13 +99,17 @@ def _resolved(name: str, value: Any, base: str) -> Any:
 
 
 def figures(estimates: Sequence[Estimate]) -> dict[str, Measured]:
-    """Device label → what all of these deployments take together, as an interval; host memory is not the card's."""
+    """Device label → what all of these deployments take together, as an interval.
+
+    Host memory is not a card's, except that it stands in for one where no deployment has any, as in ``vram fit``.
+    """
     low: dict[str, int] = {}
     high: dict[str, int] = {}
+    cards = {label for one in estimates for label in {**one.devices, **one.total()} if label != HOST}
     for estimate in estimates:
-        labels = [label for label in {**estimate.devices, **estimate.total()} if label != HOST]
         lower, upper = estimate.total(), estimate.at_most()
-        for label in labels:
+        labels = {**estimate.devices, **lower}
+        for label in [one for one in labels if one in cards] if cards else [one for one in labels if one == HOST]:
             low[label] = low.get(label, 0) + lower.get(label, 0)
             high[label] = high.get(label, 0) + upper.get(label, 0)
     return {
@@ -146,9 +150,7 @@ def window(run: Run, attempt: Attempt, closed: Closed | None) -> tuple[Closed, L
         reasons.append("this test uses no backend, so there is nothing to predict")
     seen: dict[str, Measured] = {_SOME_DEVICE: Unmeasurable(reason="; ".join(reasons), source=SOURCE)}
     if not reasons:
-        seen = figures(made) or {
-            _SOME_DEVICE: Unmeasurable(reason="the estimate puts everything on the host", source=SOURCE)
-        }
+        seen = figures(made)
     empty: dict[str, Measured] = {
         label: Reading(bytes=0, source="none", scope="run", device=label, exact=True) for label in seen
     }

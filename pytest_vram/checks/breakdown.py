@@ -24,8 +24,9 @@ def ledger_table(ledger: Ledger, *, width: int = 80) -> list[str]:
     if not labels:
         return ["memory breakdown (ledger): nothing was printed and nothing was measured"]
     lines: list[str] = []
-    for start in range(0, len(labels), _PER_BLOCK):
-        lines.extend(_block(ledger, buckets, labels[start : start + _PER_BLOCK], width))
+    block = _PER_BLOCK if all(entry.at_most is None for entry in ledger.entries) else _PER_BLOCK - 1
+    for start in range(0, len(labels), block):
+        lines.extend(_block(ledger, buckets, labels[start : start + block], width))
     for note in _notes(ledger, labels):
         lines.extend(textwrap.wrap(note, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False))
     return lines
@@ -37,34 +38,45 @@ def _labels(ledger: Ledger) -> list[str]:
 
 
 def _block(ledger: Ledger, buckets: Mapping[Bucket, Mapping[str, int]], labels: Sequence[str], width: int) -> list[str]:
-    first = max(18, min(36, width - 12 * len(labels) - 2))
-    explained, total = ledger.explained(), ledger.total()
-
-    def row(name: str, cells: Sequence[str]) -> str:
-        return f"  {name.ljust(first)}" + "".join(cell.rjust(12) for cell in cells)
-
-    def figures(table: Mapping[str, int]) -> list[str]:
-        return [_cell(table[label]) if label in table else _NONE for label in labels]
-
-    lines = [f"{'memory breakdown (ledger), MiB'.ljust(first + 2)}" + "".join(label.rjust(12) for label in labels)]
+    total = ledger.total()
+    # An estimate explains nothing that was printed, and both of its ends are shown.
+    predicted = bool(ledger.entries) and all(entry.source == ESTIMATE for entry in ledger.entries)
+    rows: list[tuple[str, list[str]]] = []
     for bucket, table in buckets.items():
         if bucket != "unattributed":
-            lines.append(row(bucket, figures(table)))
-    # An estimate explains nothing that was printed.
-    predicted = bool(ledger.entries) and all(entry.source == ESTIMATE for entry in ledger.entries)
-    lines.append(row("predicted" if predicted else "printed by the engine", figures(explained)))
-    measured = {label: total[label] for label in labels if label in ledger.measured}
-    if measured:
-        signed = {
-            label: reading.bytes - explained.get(label, 0)
-            for label, reading in ledger.measured.items()
-            if label in labels
-        }
-        lines.append(
-            row("unattributed", [_cell(signed[label], sign=True) if label in signed else _NONE for label in labels])
+            upper = _at_most(ledger, bucket) if predicted else table
+            rows.append((bucket, [_range(table[one], upper[one]) if one in table else _NONE for one in labels]))
+    explained = ledger.explained()
+    upper = _at_most(ledger) if predicted else explained
+    name = "predicted" if predicted else "printed by the engine"
+    rows.append((name, [_range(explained[one], upper[one]) if one in explained else _NONE for one in labels]))
+    if any(label in ledger.measured for label in labels):
+        signed = {label: reading.bytes - explained.get(label, 0) for label, reading in ledger.measured.items()}
+        rows.append(
+            ("unattributed", [_cell(signed[label], sign=True) if label in signed else _NONE for label in labels])
         )
-        lines.append(row("total measured", figures(measured)))
+        rows.append(
+            ("total measured", [_cell(total[label]) if label in ledger.measured else _NONE for label in labels])
+        )
+    wide = max(12, *(len(cell) + 1 for _, cells in rows for cell in cells), *(len(label) + 1 for label in labels))
+    first = max(18, min(36, width - wide * len(labels) - 2))
+    lines = [f"{'memory breakdown (ledger), MiB'.ljust(first + 2)}" + "".join(label.rjust(wide) for label in labels)]
+    lines.extend(f"  {name.ljust(first)}" + "".join(cell.rjust(wide) for cell in cells) for name, cells in rows)
     return lines
+
+
+def _at_most(ledger: Ledger, bucket: Bucket | None = None) -> dict[str, int]:
+    """Device label → the upper ends, of one bucket or of all."""
+    sums: dict[str, int] = {}
+    for entry in ledger.entries:
+        if bucket in (None, entry.bucket):
+            upper = entry.bytes if entry.at_most is None else entry.at_most
+            sums[entry.device] = sums.get(entry.device, 0) + upper
+    return sums
+
+
+def _range(low: int, high: int) -> str:
+    return _cell(low) if high <= low else f"{_cell(low)}–{_cell(high)}"
 
 
 def _cell(size: int, *, sign: bool = False) -> str:

@@ -38,7 +38,7 @@ def provenance(reading: Reading) -> str:
     if reading.source == ESTIMATE and reading.upper == reading.bytes:
         pass  # its note says that nothing was measured
     elif reading.upper != reading.bytes:
-        parts.append("known to lie in this interval")
+        parts.append(f"{'predicted' if reading.source == ESTIMATE else 'known'} to lie in this interval")
     elif reading.exact:
         parts.append("exact: this source cannot miss a peak")
     else:

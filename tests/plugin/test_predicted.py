@@ -13,6 +13,7 @@ import pytest
 
 from pytest_vram.sizing import estimate
 from pytest_vram.testing import recipes
+from pytest_vram.units import MIB
 from tests.conftest import Inner
 
 FAKE = Path(__file__).with_name("fake_llama_server.py")
@@ -85,11 +86,29 @@ def test_the_ends_of_the_estimate_decide(project: pytest.Pytester, inner: Inner)
     text = tests["test_over"]["findings"][0]["text"]
     assert text.startswith("The predicted memory of the test's backends is between ")
     assert "nothing was measured" in text.splitlines()[0]
+    assert "predicted to lie in this interval" in text
+    assert f"{low / MIB:,.2f}–{high / MIB:,.2f}" in text, "the breakdown shows both ends"
     assert "printed by the engine" not in text
     lines = result.stdout.str().split("= vram =")[1].split("short test summary")[0].splitlines()
     assert all("(predicted," in " ".join(lines) for line in lines if line.startswith(("verdict", "estimate")))
     result.stdout.fnmatch_lines(["device      none: the estimate of each backend is held against the limits"])
     assert not (project.path / ".vram").exists(), "a keeper was started"
+
+
+def test_the_host_stands_in_for_a_card(project: pytest.Pytester, inner: Inner) -> None:
+    """A deployment without a device is judged by what the host holds, as `vram fit` judges it."""
+    toml = project.path / "vram.toml"
+    toml.write_text(toml.read_text().replace("n-gpu-layers = 99", 'device = "none"'))
+    made = estimate(str(project.path / "large.gguf"), ctx_size=8192, device="none", parallel=1)
+    low, high = made.total()["host"], made.at_most()["host"]
+    project.makepyfile(test_it=TESTS.format(over=f"{low - 1}B", between=f"{high - 1}B", under=f"{high}B"))
+    result = inner("--vram-device=predicted", "--vram-report=out.json", "test_it.py")
+    tests = {test["nodeid"].rpartition("::")[2]: test for test in report(project.path)["tests"]}
+    outcomes = {name: test["outcome"] for name, test in tests.items()}
+    between = "inconclusive" if low < high else "failed"
+    assert outcomes == {"test_over": "failed", "test_between": between, "test_under": "passed"}
+    assert (tests["test_under"]["peak"]["host"]["bytes"], result.ret) == (low, 1)
+    assert "stands in for VRAM" in tests["test_over"]["findings"][0]["text"]
 
 
 def test_a_budget_holds_for_tests_with_a_backend_only(project: pytest.Pytester, inner: Inner) -> None:
