@@ -45,12 +45,13 @@ def options_of(shape: ModelShape, options: LlamaOptions, asked: Draft) -> LlamaO
         own = {"n_gpu_layers": asked.n_gpu_layers, "override_tensor": (), "n_cpu_moe": 0, "cpu_moe": False}
     return msgspec.structs.replace(
         options,
-        ctx_size=cells(options, shape.context, causal=shape.causal).context,
+        ctx_size=options.ctx_size or cells(options, shape.context, causal=shape.causal).context,
         parallel=options.slots,
         kv_unified=options.unified,
         cache_type_k=asked.cache_type_k,
         cache_type_v=asked.cache_type_v,
         embeddings=False,
+        reranking=False,
         pooling=None,
         mmproj=None,
         lora=(),

@@ -8,6 +8,7 @@ from pytest_vram.errors import BadInput
 from pytest_vram.ledger import Entry
 from pytest_vram.paths import expanded
 from pytest_vram.sizing import compute, defaults, kv, moe, placement, recurrent, textbook, weights
+from pytest_vram.sizing.compute_graph import quantized
 from pytest_vram.sizing.llama_options import Given, command
 from pytest_vram.sizing.options import CURRENT, Cells, Era, LlamaOptions, Placement, cells
 from pytest_vram.sizing.prediction import Estimate, ModelFacts
@@ -42,9 +43,11 @@ def predict(
     """
     asked = options
     options, chosen = defaults.in_force(options, era, given.given if given else ())
-    _refused(shape, options)
+    _no_gguf(shape)
+    kv.check_cache_types(shape, options)
     where = placement.place(shape, options)
     layout = cells(options, shape.context, causal=shape.causal)
+    _refused(shape, options, layout, where, era)
     notes = [*shape.notes, *(given.notes if given else ()), *chosen]
     entries = [
         *weights.weights(shape, options, where, era, dry_run=dry_run),
@@ -168,11 +171,41 @@ def _extras(shape: ModelShape, options: LlamaOptions, era: Era) -> Iterable[tupl
         yield draft.draft(shape, options, era)
 
 
-def _refused(shape: ModelShape, options: LlamaOptions) -> None:
-    """Combinations that the engine itself refuses at start (``src/llama-context.cpp``, ``llama_init_from_model``)."""
+def _no_gguf(shape: ModelShape) -> None:
     if shape.format != "gguf":
         raise BadInput(f"{shape.source} is no GGUF file: llama.cpp runs GGUF files only")
-    kv.check_cache_types(shape, options)
+
+
+def _refused(shape: ModelShape, options: LlamaOptions, layout: Cells, where: Placement, era: Era) -> None:
+    """Combinations at which the engine stops, or aborts in an assertion, as b10068 and b10434 were seen to.
+
+    ``src/llama-context.cpp``: ``output_reserve`` (a row of results for each slot), ``graph_reserve`` (a ubatch is
+    rounded up to a multiple of the slots), ``resolve_fused_ops``; ``llama-graph.cpp``, ``build_pooling``.
+    """
+    probed = not era.quant_v_settles and quantized(options.cache_type_v) and options.flash_attn == "auto"
+    if probed and not compute.flash_attention(shape, options, where, era, layout):
+        raise BadInput(
+            f"--cache-type-v {options.cache_type_v}: this build turns flash attention off here, because it would run on"
+            " another device than its block, and a quantized V cache needs it: give --flash-attn on"
+        )
+    if not era.outputs_per_slot:
+        return
+    embeds = options.embeddings or options.reranking
+    if options.batch_size < layout.slots:
+        option = "ubatch-size" if embeds and options.batch_size == options.ubatch_size else "batch-size"
+        raise BadInput(
+            f"--{option} {options.batch_size} with {layout.slots} slots: llama.cpp aborts unless a batch has a token "
+            f"for each slot: give --parallel {options.batch_size} or less, or a larger {option}"
+        )
+    if layout.batch == 1 and not shape.encoder:
+        option = "batch-size" if options.batch_size == 1 else "ctx-size"
+        raise BadInput(f"--{option} 1: llama-server tries two tokens at once at its start, and aborts: give 2 or more")
+    tokens = min(layout.context, layout.ubatch)
+    if embeds and compute.pooling(shape, options) == "mean" and tokens % layout.slots:
+        raise BadInput(
+            f"--pooling mean with a ubatch of {tokens} tokens and {layout.slots} slots: llama.cpp aborts unless the"
+            " slots divide the ubatch: change --parallel or --ubatch-size"
+        )
 
 
 def _notes(shape: ModelShape, options: LlamaOptions, layout: Cells, given: Given | None, era: Era) -> Iterable[Note]:
