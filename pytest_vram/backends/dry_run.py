@@ -12,28 +12,26 @@ trial has printed its table. Four things keep it from loading, each without the 
   ahead of what was read of its log, which are fewer than the load of a large model has;
 - where no driver of a graphics card is in use, its data is limited to :data:`MOST_DATA`: enough for headers and graphs,
   too little for a large model in host memory. Drivers reserve more than that for themselves, so it cannot be kept then;
-- it dies with its parent.
+- it dies with this process, and so does all that it started, however either of them is ended: a guard sees to that
+  (:mod:`~pytest_vram.backends.confined`), which then also removes the links.
 
 What the engine's figures leave out: the driver's own memory, output buffers (the trial makes them without size), the
 mapped file beside weights that the CPU reorders (:func:`left_out`), LoRA adapters. Source: llama.cpp
-``common/fit.cpp``, ``src/llama-context.cpp`` (``output_reserve``), and runs of b10068 and b10434 on CPU and RPC devices;
-no run on a real card confirmed it.
+``common/fit.cpp``, ``src/llama-context.cpp`` (``output_reserve``), and runs of b10068 and b10434 on CPU and RPC
+devices; no run on a real card confirmed it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import secrets
 import selectors
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +39,7 @@ import msgspec
 
 from pytest_vram.backends import binary as binaries
 from pytest_vram.backends import flags, gguf_file
+from pytest_vram.backends.confined import Confined
 from pytest_vram.backends.llama_server import REFUSED
 from pytest_vram.backends.smoke import in_words
 from pytest_vram.backends.words import said
@@ -57,10 +56,11 @@ MOST_DATA = 2 << 30
 #: Bytes of its log that are read: a server that writes more before its table is no llama-server.
 MOST_LOG = 256 << 20
 SOURCE = "dry-run"
+_PREFIX = "vram-dry-run-"
+_STALE = 600.0  # seconds; younger folders may belong to a run that has not marked them yet
 #: llama-server queues its log, and what is queued when it exits is lost, sometimes all of its reason.
 _ATTEMPTS = 5
 _VERBOSITY = 5  # the buffers of a trial are printed as debug lines
-_PR_SET_PDEATHSIG = 1
 _SPLIT = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<parts>\d{5})\.gguf")
 #: Options that this decides; whatever the deployment sets is left out.
 _OWN = ("fit", "verbosity", "log-verbosity", "verbose", "port", "host", "model", "log-file", "log-disable")
@@ -147,6 +147,10 @@ def dry_run(
             attempts -= 1
             if not attempts or not run.lost_its_words(trial):
                 break
+    if trial.unread:
+        raise BackendError(
+            f"{binary} printed a memory table for {model} with a line that cannot be read: {said(trial.unread, 200)}"
+        )
     if not trial.rows:
         raise _no_table(run, trial, binary, model, timeout)
     if endpoints and all(row.label == HOST for row in trial.rows):
@@ -312,6 +316,16 @@ def left_out(entry: Entry) -> bool:
     return "output buffer" in entry.detail or entry.detail.startswith(MAPPED)
 
 
+def contradicted(compared: Sequence[Comparison]) -> frozenset[str]:
+    """Groups in which the engine printed less than half of what the rules count at least: one of both is wrong.
+
+    Differences of less than 2 MiB are within what tables of whole MiB leave open.
+    """
+    return frozenset(
+        one.group for one in compared if one.engine.high < one.rule / 2 and one.rule - one.engine.high > 2 << 20
+    )
+
+
 def _is_own(known: flags.Help, name: str) -> bool:
     flag = known.find(name)
     spelled = (name,) if flag is None else (*flag.names, *flag.negatives)
@@ -342,10 +356,45 @@ def _linked(model: Path) -> Iterator[Path]:
         raise BadModel(str(error)) from None
     with contextlib.ExitStack() as stack:
         try:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vram-dry-run-")))
+            _tidy_up()
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_PREFIX)))
+            stack.enter_context(_held(folder))
         except OSError as error:
             raise _no_links(error) from None
         yield folder / model.name
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Mark a folder as in use; the mark goes with this process."""
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _tidy_up() -> None:
+    """Remove the links of runs that were killed together with their guard."""
+    import fcntl
+
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = folder.lstat()
+            if status.st_uid != os.getuid() or time.time() - status.st_mtime < _STALE:
+                continue
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for entry in folder.iterdir():
+                    entry.unlink()
+                folder.rmdir()
+            finally:
+                os.close(handle)
 
 
 def _link(model: Path, folder: Path) -> None:
@@ -408,24 +457,20 @@ class _Run:
         # It listens on loopback while it tries; nobody else is to ask it for anything.
         environment["LLAMA_API_KEY"] = secrets.token_hex(16)
         try:
-            process = subprocess.Popen(
+            process = Confined(
                 self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                cwd=self._folder,
-                start_new_session=True,
-                preexec_fn=_before_exec(MOST_DATA if self._limited else None),
+                environment=environment,
+                folder=self._folder,
+                most_data=MOST_DATA if self._limited else None,
+                remove=self.linked.parent,
             )
-        except (OSError, subprocess.SubprocessError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise BackendError(f"{self._command[0]} could not be started for a dry run: {reason}") from None
+        except OSError as error:
+            raise BackendError(f"{self._command[0]} could not be started for a dry run: {error.strerror}") from None
         try:
-            self._read(process, deadline)
+            self._read(process.output, deadline)
         finally:
-            end(process)
-        self.code = process.returncode if not (self.timed_out or self._log.decided or self.loading) else None
+            process.end()
+        self.code = process.code if not (self.timed_out or self._log.decided or self.loading) else None
         return self._log.trial()
 
     def lost_its_words(self, trial: Trial) -> bool:
@@ -436,19 +481,18 @@ class _Run:
         """The last lines of its log, with the model's own path."""
         return said("\n".join(self.last).replace(str(self.linked), str(model)), 300) or "none"
 
-    def _read(self, process: subprocess.Popen[bytes], deadline: float) -> None:
-        assert process.stdout is not None
+    def _read(self, output: int, deadline: float) -> None:
         seen, rest = 0, b""
         # A large pipe holds up nobody, so that less is lost where it exits; a small one holds the engine up.
-        _resize(process.stdout.fileno(), 1 << 20 if self._once else 4096)
+        _resize(output, 1 << 20 if self._once else 4096)
         with selectors.DefaultSelector() as ready:
-            ready.register(process.stdout, selectors.EVENT_READ)
+            ready.register(output, selectors.EVENT_READ)
             while not self._log.decided and not self._log.loading:
                 left = deadline - time.monotonic()
                 if left <= 0 or not ready.select(left):
                     self.timed_out = True
                     return
-                chunk = os.read(process.stdout.fileno(), 1 << 16)
+                chunk = os.read(output, 1 << 16)
                 seen += len(chunk)
                 if not chunk or seen > MOST_LOG:
                     self._feed(rest)
@@ -496,36 +540,6 @@ def _close(folder: Path) -> None:
         pipe = folder / f"{link.name}.pipe"
         os.mkfifo(pipe, 0o600)
         pipe.replace(link)
-
-
-def _before_exec(most_data: int | None) -> Callable[[], None]:
-    """What the child does before it becomes the server: die with its parent, leave no core file, keep to its limit."""
-    import resource
-
-    libc = ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
-    parent = os.getpid()
-
-    def prepare() -> None:
-        if libc is not None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent:  # it died in between, and the signal was missed
-                os._exit(1)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if most_data is not None:
-            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-            most = most_data if hard == resource.RLIM_INFINITY else min(most_data, hard)
-            resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-
-    return prepare
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the server and all of its session, and wait until it is gone."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
 
 
 def _no_table(run: _Run, trial: Trial, binary: Path, model: Path, timeout: float) -> BackendError:

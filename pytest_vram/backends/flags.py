@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import os
 import re
+import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -216,14 +217,7 @@ def _ask(binary: Path) -> tuple[str, int]:
     """What the binary prints for ``--help``, and its exit code."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_ARG_")}
     try:
-        done = subprocess.run(
-            [str(binary), "--help"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=HELP_TIMEOUT,
-            check=False,
-            env=environment,
-        )
+        done = _run([str(binary), "--help"], env=environment)
     except subprocess.TimeoutExpired:
         raise EngineNotFound(
             f"{binary} --help did not answer within {HELP_TIMEOUT:.0f} s: it is not a llama-server, or it hangs"
@@ -231,6 +225,24 @@ def _ask(binary: Path) -> tuple[str, int]:
     except OSError as error:
         raise EngineNotFound(f"{binary} cannot be run: {error.strerror}") from None
     return (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace"), done.returncode
+
+
+def _run(argv: list[str], *, env: Mapping[str, str]) -> subprocess.CompletedProcess[bytes]:
+    """Run a program that may be a script: where it does not end in time, its children are ended as well.
+
+    :raises subprocess.TimeoutExpired: it did not. :raises OSError: it cannot be started.
+    """
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=env, start_new_session=True
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=HELP_TIMEOUT)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(argv, process.returncode, out, err)
 
 
 def _known(binary: Path, kept: Path | None) -> Help | None:

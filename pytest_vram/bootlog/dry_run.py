@@ -30,6 +30,8 @@ _ROW = re.compile(
     r"\d{1,12} = +(?P<model>\d{1,12}) \+ +(?P<context>\d{1,12}) \+ +(?P<compute>\d{1,12})\b[^|]*\|",
     re.ASCII,
 )
+#: A line that is one of a table, in whatever form.
+_LIKE_ROW = re.compile(r"\|\s+- \S")
 _GPU = re.compile(r"(?P<total>\d{1,12}) = +(?P<free>\d{1,12}) \+ +\(", re.ASCII)
 _BUFFER = re.compile(
     r"(?P<device>[^\s:]\S*)\s+(?P<kind>compute|KV|RS) buffer size\s*=\s*(?P<number>\d+\.\d+) (?P<unit>MiB)", re.ASCII
@@ -44,6 +46,7 @@ _USING = re.compile(r"\busing device (\S+) \((.*?)\)", re.ASCII)
 _DECIDED = re.compile(r"no changes needed|cannot meet free memory target|fitting params to free memory took")
 _GAVE_UP = re.compile(r"failed to fit params to free device memory: (.*)|error while trying to fit params.*?: (.*)")
 _MOST_ERRORS = 20
+_MOST_ROWS = 256  # of one table: a machine has fewer devices
 
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +102,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     :ivar facts: named as in :class:`~pytest_vram.bootlog.boot.Boot`.
     :ivar projected: ``projected to use``: the engine's own sum over devices (host, where there is no device), cut off
         to MiB. :ivar fits: whether the engine would leave the parameters alone; ``None`` where it did not say.
+    :ivar unread: a line of a table that could not be read: what it says is missing from the rows.
     :ivar refusal: the engine's own words where it printed no table. :ivar decided: nothing more is to be read.
     """
 
@@ -111,6 +115,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, Any] = {}
     projected: int | None = None
     fits: bool | None = None
+    unread: str = ""
     refusal: str | None = None
     decided: bool = False
 
@@ -134,6 +139,7 @@ class DryRunLog:
         self._facts: dict[str, Any] = {}
         self._errors: list[str] = []
         self._given_up: str | None = None
+        self._unread = ""
         self._projected: int | None = None
         self._fits: bool | None = None
         #: The trial of fit has opened the model's files, and does not need their names any more.
@@ -211,7 +217,13 @@ class DryRunLog:
             return False
         match = _ROW.search(text)
         if match is None:  # another thread's line may stand in the middle
-            return False
+            if _LIKE_ROW.search(text) is None:
+                return False
+            self._unread = self._unread or shown(text)
+            return True
+        if len(self._rows[self._section]) >= _MOST_ROWS:
+            self._unread = self._unread or f"line {_MOST_ROWS + 1} of one table"
+            return True
         name, description = match["name"], match["description"]
         if name == "Host":
             label = self._labels.of("CPU")
@@ -282,6 +294,7 @@ class DryRunLog:
             facts=dict(self._facts),
             projected=self._projected,
             fits=self._fits,
+            unread=self._unread,
             refusal=refusal,
             decided=self.decided,
         )

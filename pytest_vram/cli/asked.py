@@ -159,10 +159,21 @@ def by_dry_run(shape: ModelShape, given: Given, options: dict[str, Any]) -> tupl
     # Weights, caches and compute are the engine's own figures, so that they are known whatever the rules know.
     unknown = tuple(bucket for bucket in rules.unknown if bucket in {entry.bucket for entry in beside})
     booted = llama_cpp.predict(shape, chosen, held_by, given=as_asked)
+    beside_it = dry_run.compare(rules, dry)
+    doubted = sorted(dry_run.contradicted(beside_it)) if shape.known else []
+    unknown = (*unknown, *(bucket for bucket in BUCKETS if bucket in doubted and bucket not in unknown))
+    doubts = tuple(
+        Note(
+            kind="unknown",
+            bucket=group,
+            text=f"the engine's dry run printed less than half of what the rules count for {group}: one is wrong",
+        )
+        for group in doubted
+    )
     joined = msgspec.structs.replace(
         rules,
         entries=(*printed.entries, *beside, *_beyond(rules, booted)),
-        notes=booted.notes,
+        notes=(*booted.notes, *doubts),
         devices={**rules.devices, **printed.devices},
         unknown=unknown,
     )
@@ -178,7 +189,7 @@ def by_dry_run(shape: ModelShape, given: Given, options: dict[str, Any]) -> tupl
             agree=one.agree,
             error=None if one.error == float("inf") else one.error,
         )
-        for one in dry_run.compare(rules, dry)
+        for one in beside_it
     ]
     exact = Exact(binary=dry.binary, argv=list(dry.argv), seconds=dry.seconds, fits=dry.fits, compared=compared)
     return joined, exact

@@ -63,11 +63,13 @@ def _end_all(guard: int) -> None:
     """Kill descendants until there are none; a process may fork between the look and the kill."""
     import time
 
+    from pytest_vram.keeper import parents
+
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     quiet = 0
     deadline = time.monotonic() + 30
     while quiet < 2 and time.monotonic() < deadline:
-        found = _descendants(guard)
+        found = parents.descendants(guard)
         quiet = 0 if found else quiet + 1
         for pid in found:
             try:
@@ -81,26 +83,6 @@ def _end_all(guard: int) -> None:
             pass
         if found:
             time.sleep(0.005)
-
-
-def _descendants(root: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as stream:
-                    state, parent = stream.read().rpartition(b")")[2].split()[:2]
-            except (OSError, ValueError):
-                continue
-            if state not in (b"Z", b"X"):
-                children.setdefault(int(parent), []).append(int(name))
-    found: list[int] = []
-    waiting = [root]
-    while waiting:
-        for pid in children.get(waiting.pop(), ()):
-            found.append(pid)
-            waiting.append(pid)
-    return found
 
 
 if __name__ == "__main__":

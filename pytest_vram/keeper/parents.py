@@ -24,3 +24,24 @@ def die_with_parent(signal: int) -> None:
 def adopt_orphans() -> None:
     """Make orphaned descendants children of this process and not of PID 1 (``PR_SET_CHILD_SUBREAPER``)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def descendants(root: int) -> list[int]:
+    """PIDs of all that run below a process; nothing where there is no ``/proc``."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as stream:
+                    state, parent = stream.read().rpartition(b")")[2].split()[:2]
+            except (OSError, ValueError):
+                continue
+            if state not in (b"Z", b"X"):
+                children.setdefault(int(parent), []).append(int(name))
+    found: list[int] = []
+    waiting = [root]
+    while waiting:
+        for pid in children.get(waiting.pop(), ()):
+            found.append(pid)
+            waiting.append(pid)
+    return found

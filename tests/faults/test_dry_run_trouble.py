@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from pytest_vram.backends import confined
 from pytest_vram.backends import dry_run as module
 from pytest_vram.backends.dry_run import dry_run
+from pytest_vram.bootlog.dry_run import Amount
 from pytest_vram.errors import BackendError, EngineNotFound
 
 HELP = """
@@ -144,6 +146,37 @@ def test_trouble_is_one_sentence(fake: Fake, model: Path, body: str, sentence: s
     assert links() == []
 
 
+def test_a_table_that_cannot_be_read_whole_is_no_table(fake: Fake, model: Path) -> None:
+    """Where one line is of another form, the others are no figures of the model."""
+    with pytest.raises(BackendError, match="with a line that cannot be read: .*Host"):
+        dry_run(fake("sed 's/217 =   170/two/' table; sleep 300"), model, {}, timeout=1)
+
+
+def test_help_that_hangs_leaves_nothing(
+    fake: Fake, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script whose --help hangs is ended with its children."""
+    monkeypatch.setattr(module.flags, "HELP_TIMEOUT", 0.7)
+    engine = fake("exit 1")
+    engine.write_text(f"#!/bin/sh\nsh -c 'echo $$ >{tmp_path}/pid; exec sleep 300'\n")
+    with pytest.raises(EngineNotFound, match="did not answer"):
+        dry_run(engine, model, {})
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def test_figures_far_below_the_rules_are_doubted() -> None:
+    """A table of zeros, or of less than half of what the rules count, is not taken at its word."""
+
+    def one(rule: int, engine: int) -> module.Comparison:
+        printed = Amount(bytes=engine << 20, at_most=((engine + 1) << 20) - 1)
+        return module.Comparison(group="kv", device="host", rule=rule << 20, rule_at_most=rule << 20, engine=printed)
+
+    assert module.contradicted([one(4, 0)]) == {"kv"}
+    assert module.contradicted([one(1000, 400)]) == {"kv"}
+    for agreeing in (one(4, 4), one(1, 0), one(2, 0), one(1000, 600), one(4, 400)):
+        assert module.contradicted([agreeing]) == frozenset()
+
+
 def test_an_engine_without_a_dry_run_is_not_even_started(fake: Fake, model: Path, tmp_path: Path) -> None:
     """A build without --fit, and a program that is no llama-server, are refused by what their help says."""
     old = fake("touch started", HELP.replace("fit", "fat"))
@@ -173,32 +206,82 @@ def test_an_engine_that_cannot_be_started_is_said(fake: Fake, model: Path, monke
     """Where the system has no process left for it, that is the message."""
     engine = fake("exit 0")
     module.flags.help_of(engine)
+    with pytest.raises(BackendError, match="could not be started for a dry run: No such file"):
+        dry_run(engine, model, {}, folder=model.parent / "nowhere")
 
     def refused(*args: object, **kwargs: object) -> None:
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(module.subprocess, "Popen", refused)
+    monkeypatch.setattr(confined.subprocess, "Popen", refused)
     with pytest.raises(BackendError, match="could not be started for a dry run: Resource temporarily unavailable"):
         dry_run(engine, model, {})
 
 
-def test_it_dies_with_its_parent(fake: Fake, model: Path, tmp_path: Path) -> None:
-    """A command that is killed in the middle of a dry run leaves no engine behind."""
-    engine = fake("echo $$ >pid; exec sleep 300")
+# What an engine may be: itself, or a script around it, with a child in a session of its own.
+SHAPES = {
+    "itself": "echo $$ >pid; exec sleep 300",
+    "a wrapper": "sh -c 'echo $$ >pid; exec sleep 300'; exit 1",
+    "a session of its own": "setsid sh -c 'echo $$ >pid; exec sleep 300' & wait",
+    "forked twice": "(setsid sh -c 'echo $$ >pid; exec sleep 300' &) ; sleep 300",
+    "deaf": "trap '' TERM HUP INT; sh -c 'echo $$ >pid; exec sleep 300'; sleep 300",
+}
+
+
+@pytest.mark.parametrize("body", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=lambda s: s.name)
+def test_it_dies_with_its_parent(fake: Fake, model: Path, tmp_path: Path, body: str, number: signal.Signals) -> None:
+    """A command that is ended in the middle of a dry run leaves no engine and no links behind, whatever ended it."""
+    engine = fake(body)
     program = textwrap.dedent(f"""
         from pathlib import Path
         from pytest_vram.backends.dry_run import dry_run
         dry_run(Path({str(engine)!r}), Path({str(model)!r}), {{}})
     """)
-    process = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "TMPDIR": str(tmp_path)})
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, "TMPDIR": tempfile.gettempdir()},
+        stderr=subprocess.DEVNULL,
+    )
+    await_text(tmp_path / "pid", process)
+    process.send_signal(number)
+    process.wait()
+    assert gone(int((tmp_path / "pid").read_text()))
+    deadline = time.monotonic() + 10
+    while links() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert links() == []
+
+
+def await_text(path: Path, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a program has written a line."""
     deadline = time.monotonic() + 20
-    while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip()):
+    while not (path.exists() and path.read_text().endswith("\n")):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+
+
+@pytest.mark.parametrize("body", SHAPES.values(), ids=SHAPES)
+def test_nothing_is_left_after_its_end(fake: Fake, model: Path, tmp_path: Path, body: str) -> None:
+    """What the engine started ends with the dry run, also what has left its session."""
+    with pytest.raises(BackendError, match="no memory table"):
+        dry_run(fake(body), model, {}, timeout=0.7)
     assert gone(int((tmp_path / "pid").read_text()))
+    assert links() == []
+
+
+def test_links_of_a_run_that_could_not_tidy_up_are_removed(fake: Fake, model: Path) -> None:
+    """Where a guard was killed too, its folder goes with the next run; folders in use, or new, stay."""
+    temporary = Path(tempfile.gettempdir())
+    for name in ("old", "used", "new"):
+        (temporary / f"vram-dry-run-{name}").mkdir()
+        (temporary / f"vram-dry-run-{name}" / "model.gguf").symlink_to(model)
+        if name != "new":
+            os.utime(temporary / f"vram-dry-run-{name}", (0, 0))
+    with module._held(temporary / "vram-dry-run-used"), pytest.raises(BackendError):
+        dry_run(fake("exit 1"), model, {})
+    assert sorted(path.name for path in links()) == ["vram-dry-run-new", "vram-dry-run-used"]
+    assert model.exists()
 
 
 def test_an_interrupt_ends_it(fake: Fake, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

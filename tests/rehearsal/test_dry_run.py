@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 
 from pytest_vram.backends import binary as binaries
 from pytest_vram.backends import dry_run as module
+from pytest_vram.backends.confined import Confined
 from pytest_vram.backends.dry_run import compare, dry_run, exact, ledger_of
 from pytest_vram.bootlog.dry_run import DryRunLog
 from pytest_vram.errors import BackendError, BadModel, BadSpec
@@ -75,17 +75,17 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.read = self.held = -1
-        real = module.end
+        real = Confined.end
 
-        def end(process: subprocess.Popen[bytes]) -> None:
-            if process.poll() is None:
+        def end(process: Confined) -> None:
+            if Path(f"/proc/{process.pid}/io").exists():
                 io = Path(f"/proc/{process.pid}/io").read_text()
                 status = Path(f"/proc/{process.pid}/status").read_text()
                 self.read = int(io.split("rchar:")[1].split()[0])
                 self.held = int(status.split("RssAnon:")[1].split()[0]) * 1024 if "RssAnon:" in status else 0
             real(process)
 
-        monkeypatch.setattr(module, "end", end)
+        monkeypatch.setattr(Confined, "end", end)
 
 
 @pytest.mark.parametrize("engine", BUILDS, ids=[path.parent.parent.name for path in BUILDS])
@@ -189,7 +189,7 @@ def test_without_a_kill_there_is_no_file_to_load(
     monkeypatch.setattr(module, "DryRunLog", Deaf)
     monkeypatch.setattr(module, "_drivers_here", lambda: True)
     names: list[Path] = []
-    close, kill = module._close, module.end
+    close, kill = module._close, Confined.end
 
     def closing(folder: Path) -> None:
         close(folder)
@@ -197,16 +197,16 @@ def test_without_a_kill_there_is_no_file_to_load(
 
     stood: list[bool] = []
 
-    def late(process: subprocess.Popen[bytes]) -> None:
+    def late(process: Confined) -> None:
         deadline = time.monotonic() + 20
-        while process.poll() is None and not stood and time.monotonic() < deadline:
+        while Path(f"/proc/{process.pid}").exists() and not stood and time.monotonic() < deadline:
             if waited_at(names[0]):
                 stood.append(gpu.used() < 64 * MIB)
             time.sleep(0.01)
         kill(process)
 
     monkeypatch.setattr(module, "_close", closing)
-    monkeypatch.setattr(module, "end", late)
+    monkeypatch.setattr(Confined, "end", late)
     model = recipes.llama(embedding=1024, feed_forward=16384).write(folder / "loads.gguf")
     dry = dry_run(build(), model, {"ctx-size": 512, "n-gpu-layers": 99}, endpoints=[gpu.endpoint])
     assert dry.of("gpu0", "model").bytes > 192 * MIB
@@ -217,22 +217,24 @@ def test_without_kill_and_links_the_limit_of_its_data_holds(folder: Path, monkey
     """Where the links stay as well, there is no host memory for weights of 3 GiB."""
     monkeypatch.setattr(module, "DryRunLog", Slow)
     monkeypatch.setattr(module, "_drivers_here", lambda: False)
-    kill = module.end
+    kill = Confined.end
     ended: list[int | None] = []
 
-    def late(process: subprocess.Popen[bytes]) -> None:
-        guard = threading.Timer(20, process.kill)
+    def late(process: Confined) -> None:
+        guard = threading.Timer(20, kill, [process])
         guard.start()
         try:
-            assert process.stdout is not None
-            while process.stdout.read(1 << 16):
+            while os.read(process.output, 1 << 16):
                 pass
-            ended.append(process.wait())
+            deadline = time.monotonic() + 20
+            while Path(f"/proc/{process.pid}").exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
         finally:
             guard.cancel()
             kill(process)
+        ended.append(process.code)
 
-    monkeypatch.setattr(module, "end", late)
+    monkeypatch.setattr(Confined, "end", late)
     model = recipes.llama(layers=16, embedding=4096, feed_forward=8192).write(folder / "large.gguf")
     dry = dry_run(build(), model, {"ctx-size": 512, "mmap": False}, device_none=True)
     assert dry.of("host", "model").bytes > 3 << 30

@@ -158,7 +158,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_help_is_asked_once_per_build(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later runs read the help from the cache; a new binary, or a new library beside it, is asked anew."""
     binary = Binary(tmp_path / "llama-server", b"\x7fELF one")
-    monkeypatch.setattr(subprocess, "run", binary.run)
+    monkeypatch.setattr(flags, "_run", binary.run)
     assert binary.ask() == binary.ask()
     assert flags.help_of(binary.path).knows("model")
     assert binary.asked == 1
@@ -177,7 +177,7 @@ def test_damaged_cache_is_asked_anew_and_mended(
 ) -> None:
     """A kept help that cannot be read, or is none, costs one question."""
     binary = Binary(tmp_path / "llama-server", b"\x7fELF one")
-    monkeypatch.setattr(subprocess, "run", binary.run)
+    monkeypatch.setattr(flags, "_run", binary.run)
     binary.ask()
     (kept,) = cache.iterdir()
     kept.write_bytes(damage)
@@ -190,7 +190,7 @@ def test_help_needs_no_cache(tmp_path: Path, cache: Path, monkeypatch: pytest.Mo
     """Where the cache folder cannot be made the help is asked each time; nothing else changes."""
     cache.parent.write_text("a file")
     binary = Binary(tmp_path / "llama-server", b"\x7fELF one")
-    monkeypatch.setattr(subprocess, "run", binary.run)
+    monkeypatch.setattr(flags, "_run", binary.run)
     assert binary.ask().knows("model")
     assert binary.ask().knows("model")
     assert binary.asked == 2

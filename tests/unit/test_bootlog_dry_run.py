@@ -88,6 +88,33 @@ def test_decimals_that_contradict_the_table_are_left_out() -> None:
     assert trial.rows[0].compute.at_most == 209 * MIB - 1
 
 
+@pytest.mark.parametrize(
+    "cells",
+    [
+        "abc =   abc +       abc +      abc                |",
+        " -5 =   -5 +       -5 +      -5                |",
+        f"{'9' * 400} =   {'9' * 400} +       0 +      0                |",
+        "41 MiB: 1 of weights, 40 of compute |",
+    ],
+    ids=["letters", "negative", "too long", "another form"],
+)
+def test_a_line_of_the_table_that_cannot_be_read_is_kept(cells: str) -> None:
+    """What such a line says is missing from the rows, so that the trial says that there was one."""
+    prefix = "0.00.119.555 I common_memory_breakdown_print: |   - Host                   |                     "
+    trial = read(BEGIN + TABLE.splitlines()[1] + "\n" + prefix + cells + "\n" + END)
+    assert trial.unread.startswith("common_memory_breakdown_print: |   - Host") or "- Host" in trial.unread
+    assert len(trial.unread) <= 1000
+    assert read(BEGIN + table() + REPACK + END).unread == ""
+
+
+def test_a_table_without_an_end_is_not_kept() -> None:
+    """A log of nothing but rows takes the memory and time of a table that a machine could have."""
+    row = TABLE.splitlines()[3]
+    trial = read(BEGIN + table() + "\n".join([row] * 20_000) + END)
+    assert len(trial.rows) <= 256
+    assert trial.unread
+
+
 def test_only_the_first_parameters_count() -> None:
     """What fit tries after it saw that the parameters do not fit is not read."""
     said = (
