@@ -81,12 +81,6 @@ def named(key: str, *, origin: str = "") -> tuple[EngineOption, bool]:
     raise BadInput(f"llama-server has no option {key!r}{_from(origin)}: {hint}")
 
 
-def known_word(word: str) -> bool:
-    """Whether a word of a command line is an option of llama-server."""
-    bare = word.partition("=")[0]
-    return (bare.startswith("--") and bare[2:] in known()) or (word.startswith("-") and word[1:] in _short())
-
-
 def pairs(words: Sequence[str]) -> tuple[dict[str, Value], list[str]]:
     """Words of a command line as options by full name, and the words that belong to no option.
 

@@ -24,8 +24,7 @@ from pytest_vram.errors import BadModel
 from pytest_vram.sizing import ggml
 from pytest_vram.sizing.shape import Tensor
 
-Scalar: TypeAlias = "int | float | bool | str"
-Value: TypeAlias = "Scalar | tuple[int, ...] | tuple[float, ...] | tuple[bool, ...]"
+Value: TypeAlias = "int | float | bool | str | tuple[int, ...] | tuple[float, ...] | tuple[bool, ...]"
 
 MAGIC = b"GGUF"
 SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from pytest_vram.sizing import hf_layers, hf_quant, hf_weights, safetensors, sense
 from pytest_vram.sizing.hf_config import Config, read_config
 from pytest_vram.sizing.hf_feed_forward import expert_count
-from pytest_vram.sizing.shape import Layer, ModelShape, Note, Tensor
+from pytest_vram.sizing.shape import ModelShape, Note, Tensor
 
 _FLOATS = {"f32": 4, "f16": 2, "bf16": 2, "f64": 8}
 _DTYPE_NAMES = {"float32": "f32", "float": "f32", "float16": "f16", "half": "f16", "bfloat16": "bf16", "float64": "f64"}
@@ -122,6 +120,7 @@ def _meta(
     }
     if quant is not None:
         meta |= {"quant_method": quant.method, "quant_bits": quant.bits}
+    meta |= _rope(config)
     for key in ("mamba_ssm_dtype", "ssm_state_dtype"):
         found = config.given(key)
         if isinstance(found, str):
@@ -129,13 +128,29 @@ def _meta(
     return meta
 
 
+def _rope(config: Config) -> dict[str, int | float | str | bool]:
+    """By how much rotary scaling stretches the trained context, where engines stretch the configured length by it."""
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = config.given(key)
+        kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
+        if (
+            not isinstance(rope, dict)
+            or kind in (None, "default", "su", "longrope", "llama3")
+            or "gemma3" in config.model_type
+        ):
+            continue
+        found: dict[str, int | float | str | bool] = {}
+        factor, original = rope.get("factor"), rope.get("original_max_position_embeddings")
+        if isinstance(factor, int | float) and not isinstance(factor, bool) and 1 <= factor <= 1024:
+            found["rope_factor"] = float(factor)
+            if kind == "yarn" and type(original) is int and 0 < original < 1 << 40:
+                found["rope_original"] = original
+        return found
+    return {}
+
+
 def as_loaded(tensor: Tensor, dtype: str) -> int:
     """Bytes of a tensor after loading: whole numbers of another width are converted to the model's own format."""
     if tensor.type in _FLOATS and dtype in _FLOATS and tensor.type != dtype:
         return tensor.elements * _FLOATS[dtype]
     return tensor.bytes
-
-
-def with_layers(shape: ModelShape, layers: tuple[Layer, ...]) -> ModelShape:
-    """The same model with other blocks (a pipeline stage)."""
-    return msgspec.structs.replace(shape, layers=layers)

@@ -22,6 +22,7 @@ ENGINE = "sglang"
 WINDOW_RATIO = 0.8
 #: Bytes of recurrent states for each byte of cache, where their number is not given.
 MAMBA_RATIO = 0.9
+_MIB = 1 << 20
 _WIDTHS = {"fp8_e5m2": 1, "fp8_e4m3": 1, "bfloat16": 2, "bf16": 2}
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
@@ -76,12 +77,6 @@ def token_bytes(
         return layer.k_row * element + indexer, 0
     heads = max(1, layer.kv_heads // tp_size)
     return heads * layer.key_length * element, heads * layer.value_length * element
-
-
-def bytes_per_token(shape: ModelShape, tp_size: int = 1, kv_cache_dtype: str = "auto") -> int:
-    """Bytes per token and card over all blocks, as if every one kept it."""
-    element = cache_element(kv_cache_dtype, serving.loaded_element(shape, "auto"))
-    return sum(sum(token_bytes(shape, layer, tp_size, element, kv_cache_dtype)) for layer in shape.layers)
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,6 +242,17 @@ def _notes(shape: ModelShape, given: Options, length: int) -> list[Note]:
         ),
         Note(kind="unknown", bucket="context", text="the CUDA context, NCCL and kernels depend on card and packages."),
     ]
+    if given.max_running_requests is not None and length:
+        table = given.max_running_requests * length * 4
+        text = (
+            f"a table of the tokens of {given.max_running_requests} requests (max_running_requests) is not in the sum: "
+            f"about {table / _MIB:,.0f} MiB."
+        )
+        notes.append(Note(kind="unknown", bucket="other", text=text))
+    if shape.context and length > shape.context:
+        text = f"a context_length of {length} tokens is longer than the trained {shape.context}: sglang "
+        text += "refuses it, or warns, by its version and SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN."
+        notes.append(Note(kind="warning", bucket="kv", text=text))
     if not given.context_length and not shape.encoder:
         text = f"context_length is not given: the trained {length} tokens count."
         notes.append(Note(kind="assumed", bucket="kv", text=text))

@@ -50,7 +50,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         card, which overrides the share. :ivar num_gpu_blocks_override: blocks, which override both.
     :ivar mamba_cache_dtype: of convolution states. :ivar mamba_ssm_cache_dtype: of recurrent states.
     :ivar pp_layer_partition: blocks of each stage, as ``VLLM_PP_LAYER_PARTITION`` writes them (``16,32``).
-    :ivar device_memory: bytes of one card. :ivar activation_memory: bytes that profiling found, per card.
+    :ivar device_memory: bytes of one card. :ivar device_free: of which are free before vLLM starts.
+    :ivar activation_memory: bytes that profiling found, per card. :ivar allow_long_max_model_len: as the environment
+        variable ``VLLM_ALLOW_LONG_MAX_MODEL_LEN=1``: a request may be longer than the trained context.
     """
 
     tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
@@ -71,6 +73,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     mamba_ssm_cache_dtype: Literal["auto", "float32", "float16"] = "auto"
     enforce_eager: bool = False
     device_memory: Annotated[int, msgspec.Meta(ge=1, le=serving.LARGEST)] | None = None
+    device_free: Annotated[int, msgspec.Meta(ge=0, le=serving.LARGEST)] | None = None
+    allow_long_max_model_len: bool = False
     activation_memory: Annotated[int, msgspec.Meta(ge=0, le=serving.LARGEST)] | None = None
 
 
@@ -172,14 +176,6 @@ def token_bytes(shape: ModelShape, layer: Layer, tensor_parallel: int, kv_cache_
         return heads * sum(size // 2 + size // 16 for size in sizes) + indexer
     scales = 8 if kv_cache_dtype.endswith("per_token_head") else 0
     return heads * (sum(sizes) * width + scales) + indexer
-
-
-def bytes_per_token(
-    shape: ModelShape, tensor_parallel: int = 1, kv_cache_dtype: str = "auto", element: int | None = None
-) -> int:
-    """Bytes per token and card over all blocks, as if every one kept it."""
-    size = serving.loaded_element(shape, "auto") if element is None else element
-    return sum(token_bytes(shape, layer, tensor_parallel, kv_cache_dtype, size) for layer in shape.layers)
 
 
 def state_page(shape: ModelShape, layer: Layer, tensor_parallel: int, convolution: int, state: int) -> int:
@@ -318,11 +314,11 @@ def predict(shape: ModelShape, **options: object) -> Estimate:
     """
     given = serving.read_options(ENGINE, options, Options)
     _refuse(shape, given)
+    notes = [*shape.notes, *_length(shape, given), *_start(given)]
     element = serving.loaded_element(shape, given.dtype)
     length = given.max_model_len or shape.context
     if not length and not shape.encoder:
         raise BadInput(f"{shape.source} states no trained context: give max_model_len.")
-    notes = list(shape.notes)
     if not given.max_model_len and not shape.encoder:
         notes.append(
             Note(kind="assumed", bucket="kv", text=f"max_model_len is not given: the trained {length} tokens count.")
@@ -353,6 +349,50 @@ def predict(shape: ModelShape, **options: object) -> Estimate:
         textbook_kv=textbook.kv(shape, length, cache_element(shape, given.kv_cache_dtype, element)),
         pressure=moe.pressure(facts, settled),
     )
+
+
+def trained_length(shape: ModelShape) -> int:
+    """Tokens that vLLM takes a model to be trained for (``_get_and_verify_max_len``): stretched by its rotary scaling,
+    where that is not part of the configured length already."""
+    factor = shape.meta.get("rope_factor", 1.0)
+    base = shape.meta.get("rope_original", shape.context)
+    return int(float(base) * float(factor))
+
+
+def _length(shape: ModelShape, given: Options) -> list[Note]:
+    """A request longer than the trained context, which vLLM refuses unless that is allowed.
+
+    :raises BadInput: where it is not allowed.
+    """
+    trained = trained_length(shape)
+    if not trained or given.max_model_len <= trained:
+        return []
+    if not given.allow_long_max_model_len:
+        raise BadInput(
+            f"vllm refuses max_model_len {given.max_model_len} for a model that was trained for {trained} tokens: "
+            f"write at most {trained}, or allow_long_max_model_len (VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 for vLLM itself)."
+        )
+    text = (
+        f"max_model_len {given.max_model_len} is longer than the trained {trained} tokens: vllm starts only with "
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 in its environment."
+    )
+    return [Note(kind="warning", bucket="kv", text=text)]
+
+
+def _start(given: Options) -> list[Note]:
+    """Whether vLLM starts at all, where what is free is known."""
+    if given.device_free is None:
+        return []
+    if given.device_memory is None or given.device_free > given.device_memory:
+        raise BadInput("vllm's device_free is a part of device_memory: give that too, and at least as much.")
+    starts, share = startup_check(given.device_memory, given.device_free, given.gpu_memory_utilization)
+    if starts:
+        return []
+    text = (
+        f"vllm will refuse to start: {_gib(given.device_free)} are free, less than {given.gpu_memory_utilization:g} of "
+        f"the card's {_gib(given.device_memory)}; gpu_memory_utilization up to {int(share * 100) / 100:g} would do."
+    )
+    return [Note(kind="warning", text=text)]
 
 
 def _refuse(shape: ModelShape, given: Options) -> None:
@@ -404,6 +444,11 @@ def _cache(here: Pool, given: Options, label: str, length: int, loaded: int, not
                 f"cache and {_gib(limit)} are left; max_model_len up to {longest} fits.",
             )
         )
+    elif size != needed or at_most is not None:
+        at_once = here.concurrency(limit, length, batched)
+        text = f"{'at most ' if at_most else ''}{at_once:.2f} requests of {length} tokens have room at once on {label}"
+        text += f", of max_num_seqs {given.max_num_seqs}." if at_once < given.max_num_seqs else "."
+        notes.append(Note(kind="rule", bucket="kv", text=text))
     return [Entry(bucket="kv", device=label, bytes=size, at_most=at_most, source="estimate", detail=detail)]
 
 
@@ -447,7 +492,7 @@ def _notes(shape: ModelShape, given: Options) -> list[Note]:
 
 def command(shape: ModelShape, options: dict[str, object]) -> tuple[str, ...]:
     """vLLM's command line for the options that were given; what is only told to the estimate stays out."""
-    own = {"device_memory", "activation_memory", "pp_layer_partition"}
+    own = {"device_memory", "device_free", "activation_memory", "pp_layer_partition", "allow_long_max_model_len"}
     line = ["vllm", "serve", shape.source]
     for written, value in options.items():
         name = written.lstrip("-").replace("-", "_")

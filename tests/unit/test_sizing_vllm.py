@@ -29,6 +29,15 @@ def model(layers: int, kv_heads: int, *, heads: int = 32, head: int = 128, windo
     return ModelShape(source="m", format="config", architecture="x", context=131072, layers=(layer,) * layers)
 
 
+def per_token(engine: Any, shape: ModelShape, cards: int = 1, kind: str = "auto", element: int | None = None) -> int:
+    """Bytes of a token on one card, over all blocks."""
+    size = serving.loaded_element(shape, "auto") if element is None else element
+    if engine is vllm:
+        return sum(vllm.token_bytes(shape, layer, cards, kind, size) for layer in shape.layers)
+    size = sglang.cache_element(kind, size)
+    return sum(sum(sglang.token_bytes(shape, layer, cards, size, kind)) for layer in shape.layers)
+
+
 LLAMA_8B = model(32, 8)
 QWEN3_235B = model(94, 4, heads=64)
 QWEN3_CODER_30B = model(48, 4)
@@ -49,8 +58,8 @@ def entry_of(estimate: Estimate, bucket: str, device: str = "gpu0") -> tuple[int
 
 def test_llama_8b_takes_128_kib_per_token_and_half_on_two_cards() -> None:
     """131072 bytes per token on one card, 65536 on each of two."""
-    assert vllm.bytes_per_token(LLAMA_8B) == 131072
-    assert vllm.bytes_per_token(LLAMA_8B, 2) == 65536
+    assert per_token(vllm, LLAMA_8B) == 131072
+    assert per_token(vllm, LLAMA_8B, 2) == 65536
 
 
 def test_blocks_of_a_boot_on_two_cards() -> None:
@@ -85,8 +94,8 @@ def test_blocks_of_two_boots_of_llama_8b(
 
 def test_qwen3_235b_on_four_cards_takes_the_same_under_both_engines() -> None:
     """48,128 bytes per token and card: 178,880 tokens are 8.018 GiB, 367,404 are 16.468 in halves of 8.234."""
-    assert vllm.bytes_per_token(QWEN3_235B, 4) == 48128
-    assert sglang.bytes_per_token(QWEN3_235B, 4) == 48128
+    assert per_token(vllm, QWEN3_235B, 4) == 48128
+    assert per_token(sglang, QWEN3_235B, 4) == 48128
     here = vllm.pool(QWEN3_235B, vllm.Options(tensor_parallel_size=4))
     assert here.tokens(178_880 * 48128) == 178_880
     assert round(178_880 * 48128 / GIB, 3) == 8.018
@@ -119,6 +128,67 @@ def test_the_check_before_anything_is_loaded() -> None:
     assert vllm.startup_check(4 * GIB, int(3.22 * GIB), 0.8)[0]
 
 
+def test_a_card_that_is_too_full_is_a_warning() -> None:
+    """With device_free the check before the start is in the notes; a free part without a whole is refused."""
+    options = {"device_memory": 24 * GIB, "gpu_memory_utilization": 0.9, "max_model_len": 8192}
+    said = " ".join(note.text for note in vllm.predict(LLAMA_8B, device_free=20 * GIB, **options).notes)
+    assert "vllm will refuse to start: 20.00 GiB are free, less than 0.9 of the card's 24.00 GiB" in said
+    assert "gpu_memory_utilization up to 0.83 would do" in said
+    fine = vllm.predict(LLAMA_8B, device_free=23 * GIB, **options)
+    assert "refuse to start" not in " ".join(note.text for note in fine.notes)
+    assert "--device-free" not in fine.command
+    with pytest.raises(BadInput, match="device_memory"):
+        vllm.predict(LLAMA_8B, device_free=GIB, max_model_len=16)
+
+
+def test_requests_at_once_are_told() -> None:
+    """Where the cache is known, how many requests of full length have room is said, beside max_num_seqs."""
+    made = vllm.predict(LLAMA_8B, kv_cache_memory_bytes=4 * GIB, max_model_len=8192, max_num_seqs=16)
+    assert any(
+        "4.00 requests of 8192 tokens have room at once on gpu0, of max_num_seqs 16" in n.text for n in made.notes
+    )
+    made = vllm.predict(LLAMA_8B, max_model_len=8192)
+    assert not any("at once" in note.text for note in made.notes)
+
+
+def test_more_than_the_trained_context_is_refused() -> None:
+    """vLLM refuses a longer request than the model was trained for; allowed, it is counted, with a warning."""
+    with pytest.raises(BadInput, match="131072 tokens: write at most 131072, or allow_long_max_model_len"):
+        vllm.predict(LLAMA_8B, max_model_len=131073)
+    made = vllm.predict(LLAMA_8B, max_model_len=262144, allow_long_max_model_len=True)
+    assert made.settings["max_model_len"] == 262144
+    assert "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1" in " ".join(note.text for note in made.notes)
+    assert not any("allow" in word for word in made.command)
+    assert vllm.predict(LLAMA_8B, max_model_len=131072).settings["max_model_len"] == 131072
+    said = " ".join(note.text for note in sglang.predict(LLAMA_8B, context_length=262144).notes)
+    assert "longer than the trained 131072" in said
+
+
+@pytest.mark.parametrize(
+    ("rope", "trained"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, 16384),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}, 8192),
+        ({"rope_type": "llama3", "factor": 8.0}, 4096),
+        ({"rope_type": "longrope", "factor": 8.0}, 4096),
+        ({"rope_type": "default"}, 4096),
+        (None, 4096),
+    ],
+)
+def test_rotary_scaling_stretches_the_trained_context(tmp_path: Path, rope: object, trained: int) -> None:
+    """vLLM multiplies the configured length by the factor of linear, dynamic and yarn scaling, not by that of others."""
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096}
+    config |= {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    shape = read(tmp_path, config | {"vocab_size": 100, "torch_dtype": "bfloat16", "rope_scaling": rope})
+    assert vllm.trained_length(shape) == trained
+
+
+def test_a_table_of_requests_is_not_counted_in_silence() -> None:
+    """max_running_requests costs a table that no figure here has."""
+    made = sglang.predict(LLAMA_8B, context_length=1024, max_running_requests=2048)
+    assert "other" in made.unknown
+
+
 def test_attention_blocks_of_a_hybrid_hold_a_state(tmp_path: Path) -> None:
     """vLLM makes blocks of 544 tokens for Qwen3-Next, so that a page of attention holds a recurrent state."""
     shape = read(tmp_path, {"model_type": "qwen3_next", "architectures": ["Q"], "torch_dtype": "bfloat16"})
@@ -138,8 +208,8 @@ def test_attention_blocks_of_a_hybrid_hold_a_state(tmp_path: Path) -> None:
 def test_each_card_holds_at_least_one_head(cards: int, kv_heads: int, expected: int) -> None:
     """K and V heads are divided over the cards, never below one."""
     shape = model(1, kv_heads, heads=16)
-    assert vllm.bytes_per_token(shape, cards) == expected * 128 * 2 * 2
-    assert sglang.bytes_per_token(shape, cards) == expected * 128 * 2 * 2
+    assert per_token(vllm, shape, cards) == expected * 128 * 2 * 2
+    assert per_token(sglang, shape, cards) == expected * 128 * 2 * 2
 
 
 def latent(indexer: int = 0) -> ModelShape:
@@ -151,11 +221,11 @@ def latent(indexer: int = 0) -> ModelShape:
 @pytest.mark.parametrize("cards", [1, 2, 8])
 def test_latent_attention_is_not_divided(cards: int) -> None:
     """Every card keeps all 576 elements of each token."""
-    assert vllm.bytes_per_token(latent(), cards) == 61 * 576 * 2
-    assert sglang.bytes_per_token(latent(), cards) == 61 * 576 * 2
-    assert vllm.bytes_per_token(latent(), cards, "fp8_ds_mla") == 61 * 656
-    assert sglang.bytes_per_token(latent(128), cards, "fp8_e4m3") == 61 * (656 + 132)
-    assert vllm.bytes_per_token(latent(128), cards) == 61 * (576 * 2 + 132)
+    assert per_token(vllm, latent(), cards) == 61 * 576 * 2
+    assert per_token(sglang, latent(), cards) == 61 * 576 * 2
+    assert per_token(vllm, latent(), cards, "fp8_ds_mla") == 61 * 656
+    assert per_token(sglang, latent(128), cards, "fp8_e4m3") == 61 * (656 + 132)
+    assert per_token(vllm, latent(128), cards) == 61 * (576 * 2 + 132)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +240,7 @@ def test_latent_attention_is_not_divided(cards: int) -> None:
 )
 def test_cache_types(dtype: str, expected: int) -> None:
     """Bytes per head and token of the cache types."""
-    assert vllm.bytes_per_token(model(1, 1), 1, dtype) == expected
+    assert per_token(vllm, model(1, 1), 1, dtype) == expected
 
 
 def windowed(full: int, windows: int) -> ModelShape:
