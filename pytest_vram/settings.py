@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pytest_vram.errors import BadSetting, BadSize
+from pytest_vram.errors import BadInput, BadSetting, BadSize
+from pytest_vram.paths import expanded
 from pytest_vram.spec import DeviceSpec, Limits
 from pytest_vram.units import parse_size
 
@@ -259,4 +260,7 @@ def _reports(value: object) -> tuple[str, ...]:
                 f"{path!r}: no report format has the suffix {suffix or '(none)'!r}: this version writes"
                 f" {', '.join(REPORTS)}"
             )
-    return tuple(paths)
+    try:
+        return tuple(str(expanded(path, "a path")) if path.startswith("~") else path for path in paths)
+    except BadInput as error:
+        raise ValueError(str(error)) from None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 #: Everything but letters, marks, digits, punctuation, symbols and the plain space is looked at.
 _UNUSUAL = re.compile(r"[^\w !-~]")
 
@@ -21,6 +23,14 @@ def printable(text: str) -> str:
 def _escaped(match: re.Match[str]) -> str:
     character = match[0]
     return character if character.isprintable() else repr(character)[1:-1]
+
+
+def encoded(document: object) -> bytes:
+    """A document as JSON, also where it holds names of files that are no UTF-8, which are escaped then."""
+    try:
+        return msgspec.json.encode(document)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(encodable(msgspec.to_builtins(document, str_keys=True)))
 
 
 def encodable(value: object) -> object:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from pytest_vram.text import encodable, printable
+from pytest_vram.text import encoded, printable
 
 HOLDS, FAILS, BAD_USE, INCONCLUSIVE, INTERRUPTED = 0, 1, 2, 3, 130
 #: Signs of our own tables that ASCII has no sign for.
@@ -62,12 +62,8 @@ def progress(text: str) -> None:
 
 
 def _document(document: Any) -> str:
-    try:
-        raw = msgspec.json.encode(document)
-    except UnicodeEncodeError:  # a file name that is no UTF-8, which Python keeps as halves of surrogate pairs
-        raw = msgspec.json.encode(encodable(msgspec.to_builtins(document)))
     # Outside of ASCII there are only texts, where an escape means the same, and every encoding has it.
-    return _NOT_ASCII.sub(_json_escape, msgspec.json.format(raw, indent=2).decode())
+    return _NOT_ASCII.sub(_json_escape, msgspec.json.format(encoded(document), indent=2).decode())
 
 
 def _json_escape(match: re.Match[str]) -> str:

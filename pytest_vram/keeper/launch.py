@@ -18,6 +18,7 @@ import msgspec
 from pytest_vram.errors import KeeperError, KeeperUnavailable
 from pytest_vram.keeper.client import LOG_NAME, KeeperClient
 from pytest_vram.keeper.messages import MEMBER_MARK, RUN_MARK, Launch
+from pytest_vram.text import printable
 
 LOCK_NAME = "keeper.lock"
 #: Seconds for a keeper to come up; a loaded two-core machine needs one.
@@ -164,7 +165,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _start(launch: Launch, log: Path) -> None:
     """Start the guard, which forks the keeper; wait until the keeper listens."""
-    text = msgspec.json.encode(launch)
+    try:
+        text = msgspec.json.encode(launch)
+    except UnicodeEncodeError:
+        raise KeeperUnavailable(
+            f"The keeper takes its orders as JSON, which cannot hold the path of this run, {printable(launch.folder)}:"
+            " give the folder a name in UTF-8."
+        ) from None
     # -P: a module of the project under test must not stand in for one of the standard library.
     command = [sys.executable, "-P", "-W", "ignore", "-m", "pytest_vram.keeper"]
     with (

@@ -10,6 +10,7 @@ import msgspec
 from pytest_vram import journal
 from pytest_vram.errors import BadInput
 from pytest_vram.report.records import FORMAT, RunReport
+from pytest_vram.text import encoded
 
 SCHEMA_FOLDER = Path(__file__).with_name("schema")
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -17,7 +18,7 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 def encode(report: RunReport) -> bytes:
     """The report as indented JSON with a line feed at the end."""
-    return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+    return msgspec.json.format(encoded(report), indent=1) + b"\n"
 
 
 def decode(data: bytes, *, origin: str = "the report") -> RunReport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,16 @@ def test_defaults_judge_nothing() -> None:
     assert settings.budget is None
     assert settings.device == (DeviceSpec(kind="auto", text="auto"),)
     assert (settings.missing, settings.interval_ms, settings.reports) == ("skip", 10.0, ())
+
+
+def test_a_report_may_be_in_a_home() -> None:
+    """`~` stands for the home, since no shell expands it behind an equals sign; that of nobody is refused."""
+    assert resolve(options={"report": ["~/r.json", "./r.json"]}).reports == (
+        str(Path("~/r.json").expanduser()),
+        "./r.json",
+    )
+    with pytest.raises(BadSetting, match="no home folder that '~nosuchuser'.*--vram-report"):
+        resolve(options={"report": ["~nosuchuser/r.json"]})
 
 
 @pytest.mark.parametrize(("high", "low"), list(itertools.combinations(range(4), 2)))

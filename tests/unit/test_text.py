@@ -159,3 +159,29 @@ def test_sentences_are_wrapped_for_a_narrow_terminal(
         longest[columns] = max(len(line) for line in notes)
     assert longest["40"] <= 40
     assert 40 < longest["80"] == longest["200"] <= 80
+
+
+@pytest.mark.parametrize("device", ["predicted", "cpu"])
+def test_a_project_in_a_folder_that_is_no_utf8_is_no_defect(tmp_path: Path, device: str) -> None:
+    """Predictions are made and reported there; measuring, which needs the path in JSON, says what to do."""
+    project = tmp_path / "p\udcff"
+    project.mkdir()
+    sizing_models.dense_8b(project / "m.gguf")
+    spec = (
+        'default = "x"\n[backend.x]\nengine = "llama-server"\nmodel = "m.gguf"\n[backend.x.options]\nctx-size = 4096\n'
+    )
+    (project / "vram.toml").write_text(spec)
+    test = "import pytest\n\n@pytest.mark.vram_backend('x')\n@pytest.mark.max_vram('16GB')\ndef test_it(): pass\n"
+    (project / "test_it.py").write_text(test)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--vram-device={device}", "--vram-report=r.json"],
+        cwd=project, capture_output=True, text=True, errors="surrogateescape", timeout=60, check=False,
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    assert "defect" not in said
+    assert "UnicodeEncodeError" not in said
+    json.loads((project / "r.json").read_bytes())
+    if device == "predicted":
+        assert done.returncode == 0
+    else:
+        assert "give the folder a name in UTF-8" in said
