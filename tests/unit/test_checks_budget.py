@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pytest_vram.checks import judge_peak, tightest
 from pytest_vram.keeper.messages import Closed, Share
-from pytest_vram.ledger import Entry, Ledger
+from pytest_vram.ledger import Bucket, Entry, Ledger
 from pytest_vram.readings import Measured, Reading, Unmeasurable
 from pytest_vram.spec import Limits
 
@@ -229,6 +229,23 @@ def test_failing_text() -> None:
         "+2.00",
     ):
         assert words in found.text, words
+
+
+@pytest.mark.parametrize("bucket", ["weights", "experts", "kv", "compute", "recurrent"])
+def test_the_largest_bucket_says_what_changes_it(bucket: Bucket) -> None:
+    """Every bucket that a setting of the engine decides names the setting."""
+    figure = reading(152 * MIB)
+    entry = Entry(bucket=bucket, device="gpu0", bytes=150 * MIB, source="engine-log")
+    found = judge_peak(
+        window(figure),
+        check="c",
+        limits=Limits(text="100MB", each=100 * 10**6),
+        limit_from="here",
+        ledger=Ledger(entries=(entry,)).against({"gpu0": figure}),
+    )
+    assert found is not None
+    assert f"{bucket} with 150.0 MiB" in found.text
+    assert "changed by" in found.text
 
 
 def test_card_hint() -> None:

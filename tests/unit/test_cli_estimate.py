@@ -501,3 +501,24 @@ def test_the_drivers_context_is_not_taken_for_tokens(cli: Cli, models: dict[str,
     """In the breakdown for people its row says whose it is."""
     _, out, _ = cli("estimate", models["q4"], "-c", "8192", "--device", "CUDA0")
     assert "  context (driver)  " in out
+
+
+def test_transformers_keeps_its_own_option_of_that_name(cli: Cli, tmp_path: Path) -> None:
+    """`--backend` quantises its cache there, and names no backend of a config file."""
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 512, "vocab_size": 1000}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2048}))
+    words = ("--engine", "transformers", "--cache-implementation", "quantized", "--nbits", "4", "--max-length", "2048")
+    sizes = {}
+    for backend in ("quanto", "hqq"):
+        code, found = document(cli, "estimate", str(tmp_path), *words, "--backend", backend)
+        assert code == 0
+        sizes[backend] = found["settings"]["backend"]
+    assert sizes == {"quanto": "quanto", "hqq": "hqq"}
+
+
+def test_a_sweep_under_a_budget_for_no_device_is_bad_use(cli: Cli, models: dict[str, str]) -> None:
+    """As everywhere else."""
+    code, out, err = cli("sweep", models["q4"], "--over", "context", "--budget", "gpu3=1GB")
+    assert (code, out) == (2, "")
+    assert "limits gpu3" in err
