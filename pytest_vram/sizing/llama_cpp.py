@@ -91,7 +91,7 @@ def settings(
     return {
         "ctx_size": layout.context,
         "n_gpu_layers": "all" if options.n_gpu_layers is None else options.n_gpu_layers,
-        "layers_on_gpu": where.gpu_layers,
+        "layers_on_gpu": sum(label != placement.HOST for label in where.layers[: len(shape.layers)]),
         "n_cpu_moe": options.n_cpu_moe,
         "cpu_moe": options.cpu_moe,
         "override_tensor": ",".join(f"{pattern}={buffer}" for pattern, buffer in options.override_tensor),

@@ -493,25 +493,31 @@ def _devices(take: _Taker) -> tuple[tuple[Device, ...], list[Note]]:
                 raise take.bad("device", name, "device names such as CUDA0, Vulkan0 or RPC0, or none alone")
             if [one.lower() for one in names].count(name.lower()) > 1:
                 raise take.bad("device", asked, f"each device once: {name} is one card, whose memory there is once")
-        return devices_named(names), []
+        return devices_named(names, servers), []
     if servers:
         text = "no --device: only the RPC devices are used, cards of the machine itself are not known here"
         return (
-            tuple(_device(index, f"RPC{index}") for index in range(len(servers))),
+            devices_named([f"RPC{index}" for index in range(len(servers))], servers),
             [Note(kind="assumed", text=text)],
         )
     text = "no --device: one CUDA card is assumed; write --device Vulkan0, ROCm0, CUDA0,CUDA1 or none"
     return LlamaOptions().devices, [Note(kind="assumed", text=text)]
 
 
-def devices_named(names: Iterable[str]) -> tuple[Device, ...]:
-    """Devices under the names that the engine has for them, in its order."""
-    return tuple(_device(index, name) for index, name in enumerate(names))
+def devices_named(names: Iterable[str], servers: Sequence[str] = ()) -> tuple[Device, ...]:
+    """Devices under the names that the engine has for them, in its order.
+
+    :param servers: of RPC, each taken to have one device: ``RPC1`` is the second server's.
+    """
+    return tuple(_device(index, name, servers) for index, name in enumerate(names))
 
 
-def _device(index: int, name: str) -> Device:
+def _device(index: int, name: str, servers: Sequence[str]) -> Device:
     start = next((known_start for known_start in _KINDS if name.lower().startswith(known_start)), "")
-    return Device(label=f"gpu{index}", kind=_KINDS.get(start, "other"), name=name)
+    kind = _KINDS.get(start, "other")
+    number = re.fullmatch(r"rpc(\d{1,4})", name, re.ASCII | re.IGNORECASE)
+    server = servers[int(number[1])] if number and int(number[1]) < len(servers) else ""
+    return Device(label=f"gpu{index}", kind=kind, name=name, server=server)
 
 
 def _rest(take: _Taker, options: LlamaOptions, notes: list[Note]) -> Given:

@@ -18,12 +18,14 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     :ivar label: ``gpu0``… as in every ledger. :ivar kind: which rules of the compute buffer hold.
     :ivar name: the engine's own name (``CUDA0``). :ivar free: bytes, decides the default split over several.
+    :ivar server: ``HOST:PORT`` of an RPC device, where it is known.
     """
 
     label: str
     kind: DeviceKind = "cuda"
     name: str = ""
     free: int | None = None
+    server: str = ""
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,11 +175,6 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     tensors: tuple[str, ...] = ()
     experts_on_host: tuple[int, ...] = ()
     overridden: bool = False
-
-    @property
-    def gpu_layers(self) -> int:
-        """Blocks that are on any GPU."""
-        return sum(label != "host" for label in self.layers)
 
 
 def padded(count: int, to: int = 256) -> int:

@@ -122,17 +122,30 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _label(buffer: str, options: LlamaOptions) -> str:
-    """The device label of a buffer type's name: ``CPU``, ``CUDA0``, ``CUDA_Host``, ``RPC0[127.0.0.1:50052]`` …"""
+    """The device label of a buffer type's name: ``CPU``, ``CUDA0``, ``CUDA_Host``, ``RPC0[127.0.0.1:50052]`` …
+
+    The number of an RPC buffer counts the devices of its own server (``ggml-rpc.cpp``), while that of a device counts
+    those of all servers: the second server's is device ``RPC1`` and buffer ``RPC0[HOST:PORT]``.
+    """
     if buffer.upper().startswith("CPU") or buffer.endswith("_Host"):
         return HOST
+    remote = {f"RPC0[{device.server}]": device.label for device in options.devices if device.server}
+    if buffer in remote:
+        return remote[buffer]
     for position, device in enumerate(options.devices):
+        if device.server:
+            continue
         names = {device.label, device.name, device.name.partition("[")[0]} - {""}
         if buffer in names or buffer.partition("[")[0] in names:
             return device.label
         if not device.name and re.fullmatch(rf"[A-Za-z]+{position}(\[.*\])?", buffer):
             return device.label
-    known = ", ".join(["CPU", *(device.name or device.label for device in options.devices)])
+    known = ", ".join(["CPU", *map(_buffer, options.devices)])
     raise BadInput(f"--override-tensor: {buffer!r} is not a buffer type of a device here; known are {known}")
+
+
+def _buffer(device: Device) -> str:
+    return f"RPC0[{device.server}]" if device.server else device.name or device.label
 
 
 def _tensor(

@@ -260,9 +260,9 @@ def search_shapes(
     :raises BadInput: options that contradict the wishes, or that the engine refuses; a limit for a device that there
         is not.
     """
-    for name in ("ctx-size", "parallel"):
+    for name in ("ctx-size", "kv-unified-per-slot", "parallel"):
         if name in given.given:
-            instead = "minimum_context" if name == "ctx-size" else "slots"
+            instead = "slots" if name == "parallel" else "minimum_context"
             raise BadInput(
                 f"option {name!r} is what plan searches: say {instead} (--{instead.replace('_', '-')}) instead"
             )
@@ -309,6 +309,7 @@ class _Case:
         # One cache for each model: a search asks for the same combination again and again.
         self.predict = functools.cache(self._predict) if predict is None else predict
         self.blocks = len(shape.layers)
+        self.counted = self.blocks + shape.extra_layers  # n-gpu-layers counts prediction blocks, the last ones, too
         self.facts = moe.facts(shape)
         self.least = wishes.minimum_context or least_context([shape])
         self.most = max(self.least, min(shape.context, most_context(wishes.slots)))
@@ -340,7 +341,7 @@ class _Case:
             changes["n_cpu_moe"] = experts
         if not self.fixed_layers and not self.on_host:
             # Written out, because --fit changes what is not: it would put layers elsewhere than predicted.
-            changes["n_gpu_layers"] = self.blocks + 1 if layers is None else layers
+            changes["n_gpu_layers"] = self.counted + 1 if layers is None else layers
         return msgspec.structs.replace(base, **changes)
 
     def judged(self, options: LlamaOptions) -> Verdict:
@@ -438,7 +439,7 @@ class _Case:
                 return count, None
         if self.fixed_layers:
             return None
-        kept = largest(0, self.blocks, lambda number: on_cards(experts, number))
+        kept = largest(0, self.counted, lambda number: on_cards(experts, number))
         if kept is None:
             return None
         # Layers are larger steps than experts: what is left of the card takes some experts back.
@@ -461,7 +462,7 @@ class _Case:
             slots=self.wishes.slots,
             cache_type=types[0] if types[0] == types[1] else "/".join(types),
             experts_on_cpu=self.blocks if options.cpu_moe else min(options.n_cpu_moe, self.blocks),
-            layers_on_gpu=min(self.blocks, int(made.settings.get("layers_on_gpu") or 0)),
+            layers_on_gpu=int(made.settings.get("layers_on_gpu") or 0),
             layers=self.blocks,
             options=options,
             estimate=made,
@@ -477,7 +478,7 @@ class _Case:
         """What misses least: all that can be given up is, and the parts are put where most of them fit."""
         movable = self.shape.experts and not self.fixed_experts and not self.on_host
         experts = range(self.blocks + 1) if movable else range(1)
-        layers = range(1) if self.fixed_layers or self.on_host else range(self.blocks + 1)
+        layers = range(1) if self.fixed_layers or self.on_host else range(self.counted + 1)
         tried: list[LlamaOptions] = []
         for cache in _CHEAPEST:
             tried = [self.options(self.least, cache, count, None) for count in experts]

@@ -65,7 +65,7 @@ def sweep(
         raise BadInput(f"--over n-cpu-moe: {shape.source} has no experts that could go to the CPU")
     points: list[Point] = []
     for value in values or usual(shape, given.options, over):
-        options = _with(given.options, over, value)
+        options = _with(given, over, value)
         try:
             made = llama_cpp.predict(shape, options, era, given=given)
         except BadInput as error:
@@ -97,7 +97,8 @@ def usual(shape: ModelShape, options: LlamaOptions, over: str) -> tuple[str, ...
     return tuple(str(count) for count in dict.fromkeys([*range(0, blocks, step), blocks]))
 
 
-def _with(options: LlamaOptions, over: str, value: str) -> LlamaOptions:
+def _with(given: Given, over: str, value: str) -> LlamaOptions:
+    options = given.options
     if over == "cache-type":
         if value not in CACHE_TYPES:
             raise BadInput(f"cache type {value!r} cannot be used: write one of {', '.join(CACHE_TYPES)}")
@@ -112,11 +113,12 @@ def _with(options: LlamaOptions, over: str, value: str) -> LlamaOptions:
     if over == "n-cpu-moe":
         return msgspec.structs.replace(options, n_cpu_moe=number)
     # At a fixed ctx-size slots would share it, and a dense model would show no difference at all.
-    if options.ctx_size * number > _LARGEST:
+    each = options.ctx_size
+    if "kv-unified-per-slot" in given.given and "ctx-size" not in given.given:
+        each //= options.slots  # it was already made into tokens of all slots
+    if each * number > _LARGEST:
         raise BadInput(
-            f"{value} slots of {options.ctx_size} tokens are more than the {_LARGEST} tokens that ctx-size can say:"
-            " lower one of the two"
+            f"{value} slots of {each} tokens are more than the {_LARGEST} tokens that ctx-size can say: lower one of"
+            " the two"
         )
-    return msgspec.structs.replace(
-        options, parallel=number, ctx_size=options.ctx_size * number if options.ctx_size else 0
-    )
+    return msgspec.structs.replace(options, parallel=number, ctx_size=each * number)

@@ -125,7 +125,8 @@ def _changes(
         count = smallest(options.n_cpu_moe + 1, blocks, lambda n: fits(shape, with_options(n_cpu_moe=n))) or blocks
         yield change("n-cpu-moe", options.n_cpu_moe, count, n_cpu_moe=count)
     if options.devices:
-        now = blocks + 1 if options.n_gpu_layers is None else min(options.n_gpu_layers, blocks + 1)
+        counted = blocks + shape.extra_layers + 1  # prediction blocks and the output count as well
+        now = counted if options.n_gpu_layers is None else min(options.n_gpu_layers, counted)
         if now:
             kept = largest(0, now - 1, lambda n: fits(shape, with_options(n_gpu_layers=n))) or 0
             before = "all" if options.n_gpu_layers is None else options.n_gpu_layers

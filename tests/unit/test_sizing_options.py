@@ -86,7 +86,7 @@ def test_a_pasted_command_line_is_understood() -> None:
         ({"spec_type": "ngram-simple"}, "draft", None),
         ({"device": "none"}, "devices", ()),
         ({"device": "Vulkan0"}, "devices", (Device(label="gpu0", kind="vulkan", name="Vulkan0"),)),
-        ({"rpc": "127.0.0.1:1"}, "devices", (Device(label="gpu0", kind="rpc", name="RPC0"),)),
+        ({"rpc": "127.0.0.1:1"}, "devices", (Device(label="gpu0", kind="rpc", name="RPC0", server="127.0.0.1:1"),)),
         ({"cache_ram": -1}, "cache_ram", -1),
         ({"ctx_size": None}, "ctx_size", 0),
     ],
