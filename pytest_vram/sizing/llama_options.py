@@ -492,7 +492,7 @@ def _devices(take: _Taker) -> tuple[tuple[Device, ...], list[Note]]:
             if not _DEVICE.fullmatch(name):
                 raise take.bad("device", name, "device names such as CUDA0, Vulkan0 or RPC0, or none alone")
             if [one.lower() for one in names].count(name.lower()) > 1:
-                raise take.bad("device", asked, f"each device once: {name} is one card, whose memory there is once")
+                raise take.bad("device", asked, f"each device once: {name} stands for one card, however often")
         return devices_named(names, servers), []
     if servers:
         text = "no --device: only the RPC devices are used, cards of the machine itself are not known here"
