@@ -20,8 +20,13 @@ from pytest_vram.units import parse_size
 Value = engine_options.Value
 
 _ASSIGNED = re.compile(r"[A-Z_][A-Z0-9_]*=.*", re.DOTALL)
-#: Variables that are options by another name.
-_OPTIONS_IN_VARIABLES = ("LLAMA_ARG_", "VLLM_PP_LAYER_PARTITION")
+#: Variables that are options by another name, and are not read.
+_OPTIONS_IN_VARIABLES = "LLAMA_ARG_"
+#: Variables of vLLM that the estimate has an option for.
+_OF_VLLM = {
+    "VLLM_PP_LAYER_PARTITION": "--pp-layer-partition={}",
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "--allow-long-max-model-len",
+}
 #: Words that may stand before a program and take none of their own.
 _BEFORE = ("env", "sudo", "exec", "nohup", "time", "uvx")
 _CONTAINERS = ("docker", "podman", "nerdctl", "docker-compose")
@@ -87,7 +92,7 @@ _SWITCHES: dict[str, str] = {
 }
 #: Methods that only a checkpoint which is quantised already can have: the files say what they take.
 _PACKED = re.compile(r"awq|gptq|.*_marlin|compressed-tensors|modelopt\w*|mxfp4|auto-round", re.IGNORECASE)
-_SIZES = ("device_memory", "activation_memory", "kv_cache_memory_bytes")
+_SIZES = ("device_memory", "device_free", "activation_memory", "kv_cache_memory_bytes")
 #: vLLM's own way to write large numbers: ``16k`` is 16 000, ``16K`` is 16 384.
 _COUNTS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs")
 _HUMAN = re.compile(r"(\d+(?:\.\d+)?)([kmKM])")
@@ -114,10 +119,14 @@ def line(words: Sequence[str]) -> Line:
         except ValueError as error:
             raise BadInput(f"{words[0]!r} is no command line that can be read: {error}") from None
     began = len(left)
+    told: list[str] = []
     while left and (_ASSIGNED.fullmatch(left[0]) or left[0] in _BEFORE or left[:2] == ["uv", "run"]):
         word = left.pop(0)
         if word.startswith(_OPTIONS_IN_VARIABLES):
             raise BadInput(f"{word} is an option in the environment, which is not read: write it as an option")
+        variable, _, value = word.partition("=")
+        if variable in _OF_VLLM and value.lower() not in ("0", "false", ""):
+            told.append(_OF_VLLM[variable].format(value))
         if word == "uv":
             left.pop(0)
     if not left:
@@ -137,12 +146,12 @@ def line(words: Sequence[str]) -> Line:
     if name in ("vllm", "sglang"):
         if left[1:2] != ["serve"]:
             raise BadInput(f"only `{name} serve …` is sized, not `{' '.join(left[:2])}`")
-        return Line(words=tuple(left[2:]), engine=name)
+        return Line(words=(*left[2:], *(told if name == "vllm" else ())), engine=name)
     if re.fullmatch(r"python[\d.]*", name) and left[1:2] == ["-m"] and len(left) > 2:
         engine = _MODULES.get(left[2])
         if engine is None:
             raise BadInput(f"`{name} -m {left[2]}` is not sized: write one of {', '.join(_MODULES)}")
-        return Line(words=tuple(left[3:]), engine=engine)
+        return Line(words=(*left[3:], *(told if engine == "vllm" else ())), engine=engine)
     return Line(words=tuple(left))
 
 

@@ -496,7 +496,11 @@ def command(shape: ModelShape, options: dict[str, object]) -> tuple[str, ...]:
     line = ["vllm", "serve", shape.source]
     for written, value in options.items():
         name = written.lstrip("-").replace("-", "_")
-        if name in own or value is None or value is False:
+        if name in own or value is None:
+            continue
+        if value is False:
+            if getattr(Options(), name, False) is True:
+                line.append("--no-" + name.replace("_", "-"))
             continue
         line.append("--" + name.replace("_", "-"))
         if value is not True:

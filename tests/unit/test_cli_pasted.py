@@ -75,6 +75,19 @@ def test_llama_server_lines(places: Path, cli: Cli, text: str, quoted: bool) -> 
     assert found == plain
 
 
+def test_variables_of_vllm_that_are_options(places: Path, cli: Cli) -> None:
+    """A context beyond the trained one is refused, as vLLM does, unless its variable allows it."""
+    line = ["vllm", "serve", "hf", "--max-model-len", "65536"]
+    code, _, _ = cli("--", *line)
+    assert code == 2
+    code, found, _ = cli("--", "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1", *line)
+    assert code == 0
+    assert found["settings"]["max_model_len"] == 65536
+    assert cli("--", "VLLM_ALLOW_LONG_MAX_MODEL_LEN=0", *line)[0] == 2
+    _, found, _ = cli("--", "VLLM_PP_LAYER_PARTITION=8,16", "vllm", "serve", "hf", "-pp", "2")
+    assert found["settings"]["pp_layer_partition"] == "8,16"
+
+
 @pytest.mark.parametrize("program", ["llama-cli", "/usr/bin/llama-cli", "llama-completion", "llama-mtmd-cli"])
 def test_programs_for_one_sequence(places: Path, cli: Cli, program: str) -> None:
     """They read the same options, their own for the prompt decide nothing, and there is one slot."""
@@ -116,6 +129,7 @@ def test_lines_of_engines_in_python(
     [
         ("llama-server", ["m.gguf", "-c", "4096", "-ctk", "q8_0", "-ctv", "q8_0", "-np", "2", "--device", "none"]),
         ("vllm", ["hf", "--max-model-len", "4096", "--kv-cache-dtype", "fp8", "--enforce-eager"]),
+        ("vllm", ["hf", "--no-enable-prefix-caching", "--port", "8000", "--trust-remote-code"]),
         ("sglang", ["hf", "--context-length", "4096", "--tp-size", "2"]),
     ],
 )
