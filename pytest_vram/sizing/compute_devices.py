@@ -7,6 +7,7 @@ import math
 from pytest_vram.sizing.compute_graph import quantized, row_bytes
 from pytest_vram.sizing.compute_replay import NO_LIMIT, Backend, Node
 from pytest_vram.sizing.compute_vulkan import reorder
+from pytest_vram.sizing.kv import cuda_takes
 from pytest_vram.sizing.options import Era, LlamaOptions
 from pytest_vram.sizing.placement import used_devices
 
@@ -87,8 +88,8 @@ def cuda_extra(node: Node) -> int:
 
 
 def cuda_flash(key: int, value: int, group: int, type_k: str = "f16", type_v: str = "f16") -> bool:
-    """Head sizes for which CUDA has a flash attention kernel (``ggml_cuda_get_best_fattn_kernel``)."""
-    if type_k != type_v:
+    """Head sizes and cache types for which CUDA has a flash attention kernel (``ggml_cuda_get_best_fattn_kernel``)."""
+    if not cuda_takes(type_k, type_v):
         return False
     if key in (40, 64, 72, 80, 96, 112, 128, 256):
         return value == key

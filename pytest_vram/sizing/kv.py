@@ -155,9 +155,36 @@ def check_cache_types(shape: ModelShape, options: LlamaOptions) -> None:
                 )
 
 
+def cuda_takes(type_k: str, type_v: str) -> bool:
+    """Whether CUDA's flash attention takes a cache of these types (``ggml_cuda_fattn_kv_type_supported``), in a build
+    without ``GGML_CUDA_FA_ALL_QUANTS``, as builds are unless they were asked to be otherwise."""
+    return type_k == type_v and type_k in ("f32", "f16", "bf16", "q4_0", "q8_0")
+
+
+def _on_cuda(shape: ModelShape, options: LlamaOptions) -> Note | None:
+    """What becomes of flash attention where CUDA has no kernel for the cache's types."""
+    cards = any(device.kind in ("cuda", "rocm") for device in options.devices)
+    type_k, type_v = options.cache_type_k, options.cache_type_v
+    cached = any(layer.k_row for layer in shape.layers) and options.n_gpu_layers != 0 and options.kv_offload
+    if not cards or not cached or not uses_flash_attention(shape, options) or cuda_takes(type_k, type_v):
+        return None
+    text = (
+        f"CUDA has flash attention for K and V of one type of f32, f16, bf16, q4_0 and q8_0, and not for {type_k} and "
+        f"{type_v}, unless it was built with GGML_CUDA_FA_ALL_QUANTS: "
+    )
+    if options.flash_attn == "on" or is_quantised(type_v):
+        text += "attention is computed on the CPU, which is slow and takes a buffer there"
+    else:
+        text += "auto turns it off, which makes the compute buffer larger"
+    return Note(kind="warning", bucket="compute", text=text)
+
+
 def notes(shape: ModelShape, options: LlamaOptions) -> tuple[Note, ...]:
     """What is special about the cache of this model under these settings."""
     found = []
+    jump = _on_cuda(shape, options)
+    if jump is not None:
+        found.append(jump)
     for name in sorted({options.cache_type_k, options.cache_type_v} - set(ggml.CACHE_TYPES)):
         text = f"cache type {name} is not among those that today's llama.cpp takes ({', '.join(ggml.CACHE_TYPES)})"
         found.append(Note(kind="warning", bucket="kv", text=text))

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_vram.sizing import compute_devices
+from pytest_vram.sizing import compute_devices, kv
 from pytest_vram.sizing.compute import compute_buffers, notes
 from pytest_vram.sizing.options import CURRENT, Device, Era, LlamaOptions, Placement
 from pytest_vram.sizing.shape import Layer, ModelShape, Ssm, Tensor
@@ -326,6 +326,11 @@ def test_dry_runs_forget_what_boots_pin() -> None:
     [
         ((128, 128, 4, "f16", "f16"), True),
         ((128, 128, 4, "q8_0", "f16"), False),
+        ((128, 128, 4, "q8_0", "q8_0"), True),
+        ((128, 128, 4, "bf16", "bf16"), True),
+        ((128, 128, 4, "q5_0", "q5_0"), False),
+        ((128, 128, 4, "q4_1", "q4_1"), False),
+        ((128, 128, 4, "iq4_nl", "iq4_nl"), False),
         ((100, 100, 4, "f16", "f16"), False),
         ((192, 128, 8, "f16", "f16"), True),
         ((192, 128, 4, "f16", "f16"), False),
@@ -337,6 +342,33 @@ def test_dry_runs_forget_what_boots_pin() -> None:
 def test_head_sizes_of_cuda(sizes: tuple[int, int, int, str, str], runs: bool) -> None:
     """CUDA has flash attention kernels for fixed head sizes, some only for certain groups of heads."""
     assert compute_devices.cuda_flash(*sizes) is runs
+
+
+@pytest.mark.parametrize(
+    ("types", "flash", "said"),
+    [
+        (("q8_0", "q4_0"), "auto", "on the CPU"),
+        (("q5_1", "q5_1"), "auto", "on the CPU"),
+        (("q4_0", "f16"), "on", "on the CPU"),
+        (("q4_0", "f16"), "auto", "turns it off"),
+        (("q8_0", "q8_0"), "auto", ""),
+        (("q4_0", "f16"), "off", ""),
+    ],
+)
+def test_types_without_a_kernel_are_told(types: tuple[str, str], flash: Any, said: str) -> None:
+    """Where CUDA has no flash attention for the cache's types, what it does instead is a warning with the reason."""
+    shape, _ = table.shape_and_placement(gold()[0])
+    for kind in ("cuda", "vulkan"):
+        options = LlamaOptions(
+            ctx_size=4096,
+            cache_type_k=types[0],
+            cache_type_v=types[1],
+            flash_attn=flash,
+            devices=(Device(label="gpu0", kind=kind),),
+        )
+        found = [note.text for note in kv.notes(shape, options) if "GGML_CUDA_FA_ALL_QUANTS" in note.text]
+        assert len(found) == bool(said and kind == "cuda")
+        assert all(said in text for text in found)
 
 
 def test_notes() -> None:
