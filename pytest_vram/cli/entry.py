@@ -53,10 +53,11 @@ NOT_BUILT: dict[str, str] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``vram``. Returns the exit code: 0 holds, 1 does not, 2 bad use, 3 inconclusive, 130 on Ctrl-C."""
     prepare()
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        answer, as_json = _ended(list(sys.argv[1:] if argv is None else argv))
+        answer, as_json = _ended(arguments)
     except OSError as error:
-        return _unwritten(error, FAILS)
+        return _unwritten(error, _undone(_verb(arguments)), arguments)
     try:
         if answer.document is not None:
             show(answer, as_json=as_json)
@@ -65,17 +66,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:
-        return _unwritten(error, answer.code)
+        return _unwritten(error, answer.code, arguments)
     return answer.code
 
 
-def _unwritten(error: OSError, code: int) -> int:
+def _verb(arguments: list[str]) -> str | None:
+    return next((word for word in arguments if not word.startswith("-")), None)
+
+
+def _undone(verb: str | None) -> int:
+    """The code of work that could not be done: of a prediction 1 would say that the model does not fit."""
+    return INCONCLUSIVE if verb in PREDICTING else FAILS
+
+
+def _unwritten(error: OSError, code: int, arguments: list[str]) -> int:
     """The exit code where standard output took nothing more: ``code`` where its reader has gone, and failure else."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):  # as in `vram fit … | head -1`: it read what it wanted
         return code
     progress(f"vram: the output could not be written: {error.strerror}")
-    return FAILS
+    return _undone(_verb(arguments))
 
 
 def _ended(arguments: list[str]) -> tuple[Answer, bool]:
@@ -95,7 +105,7 @@ def _silent(code: int) -> Answer:
 
 def _run(arguments: list[str], *, as_json: bool) -> Answer:
     parser = _parser()
-    wanted = next((word for word in arguments if not word.startswith("-")), None)
+    wanted = _verb(arguments)
     if wanted in NOT_BUILT and arguments[0] == wanted:
         message = (
             f"this verb ({NOT_BUILT[wanted]}) is not built yet in this version, which has {', '.join(sorted(VERBS))}"
@@ -116,8 +126,7 @@ def _run(arguments: list[str], *, as_json: bool) -> Answer:
     if rest and options.verb == "doctor":
         return _refuse(f"vram doctor does not take {rest[0]!r}: it takes --json", BAD_USE, "doctor", as_json=as_json)
     run: Callable[[argparse.Namespace, list[str]], Answer] = importlib.import_module(VERBS[options.verb][0]).run
-    # A prediction that could not be made says nothing about the budget: 1 would say that the model does not fit.
-    undone = INCONCLUSIVE if options.verb in PREDICTING else FAILS
+    undone = _undone(options.verb)
     try:
         return run(options, rest)
     except (BadInput, EngineRefused) as error:

@@ -117,6 +117,14 @@ def test_a_reader_that_went_away_changes_no_verdict(model: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a full device is a file on Linux only")
+def test_a_prediction_that_cannot_be_written_is_no_verdict(model: Path) -> None:
+    """A full disk is one sentence and code 3."""
+    done = run_vram(["fit", str(model), "-c", "4096", "--budget", "16GB"], ">/dev/full")
+    assert done.returncode == 3
+    assert done.stderr.startswith("vram: the output could not be written")
+
+
 def test_a_home_of_nobody_is_one_sentence() -> None:
     """`~name` of no user names where it was written and what to write."""
     with pytest.raises(BadInput, match="HF_HOME is '~nosuchuser/x'.*write the whole path"):
