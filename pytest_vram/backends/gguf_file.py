@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 from pathlib import Path
 
 from pytest_vram.backends import store
@@ -40,6 +41,8 @@ def check(path: Path, what: str) -> None:
             inside = sorted(entry.name for entry in path.glob("*.gguf"))[:3]
             hint = f"; it holds {', '.join(inside)}: name the file" if inside else ""
             raise ModelNotFound(f"{path} ({what}) is a folder, not a GGUF file{hint}")
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe waits for a writer, a device may never end
+            raise ModelNotFound(f"{path} ({what}) is not a regular file: name a GGUF file on a disk")
         with path.open("rb") as stream:
             start = stream.read(16)
     except FileNotFoundError:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from pytest_vram.errors import BadInput
-from pytest_vram.sizing import ggml, option_values
+from pytest_vram.sizing import ggml, option_values, patterns
 from pytest_vram.sizing.engine_options import Value, known, named, spelled
 from pytest_vram.sizing.options import Device, DeviceKind, Draft, LlamaOptions
 from pytest_vram.sizing.shape import Note
@@ -354,10 +354,7 @@ class _Taker:
                     raise self.bad("override-tensor", text, "PATTERN=BUFFER such as 'ffn_.*_exps=CPU'")
                 found.append((pattern, where))
         for pattern, _ in found:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise self.bad("override-tensor", pattern, f"a regular expression ({error})") from None
+            patterns.compiled(pattern, "--override-tensor")
         layers = self.whole("n-cpu-ffn", 0, 0)
         if layers > 1 << 14:
             raise self.bad("n-cpu-ffn", layers, f"a number of layers up to {1 << 14}")

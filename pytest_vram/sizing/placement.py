@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import re
 import struct
+import time
 from bisect import bisect_right
 from collections.abc import Sequence
 
 from pytest_vram.errors import BadInput
+from pytest_vram.sizing import patterns
 from pytest_vram.sizing.options import Device, LlamaOptions, Placement
 from pytest_vram.sizing.shape import ModelShape, Note
 
 HOST = "host"
+_MOST_SECONDS = 10.0  # to look for the patterns of overrides
 EVERY_EXPERT = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 EXPERT = re.compile(EVERY_EXPERT + r"|\.ffn_(up|down|gate)\.\d+\.")
 _BLOCK = re.compile(r"(?:^|\.)blk\.(\d+)\.|^(?:posnet|convnext)\.(\d+)\.")
@@ -55,7 +58,15 @@ def place(shape: ModelShape, options: LlamaOptions) -> Placement:
     layers = tuple(home(block) for block in range(blocks))
     output = home(blocks)
     rules = overrides(options)
-    tensors = tuple(_tensor(shape, tensor.name, layers, output, rules) for tensor in shape.tensors)
+    tensors = []
+    deadline = time.monotonic() + _MOST_SECONDS
+    for tensor in shape.tensors:
+        tensors.append(_tensor(shape, tensor.name, layers, output, rules))
+        if rules and time.monotonic() > deadline:
+            raise BadInput(
+                f"--override-tensor: looking for these patterns in {len(shape.tensors)} names of tensors takes over"
+                f" {_MOST_SECONDS:.0f} s: write simpler ones"
+            )
     moved = {
         int(match[1])
         for tensor, label in zip(shape.tensors, tensors, strict=True)
@@ -64,7 +75,7 @@ def place(shape: ModelShape, options: LlamaOptions) -> Placement:
     return Placement(
         layers=layers,
         output=output,
-        tensors=tensors,
+        tensors=tuple(tensors),
         experts_on_host=tuple(sorted(block for block in moved if block < blocks and layers[block] != HOST)),
         overridden=bool(rules),
     )
@@ -107,18 +118,14 @@ def overrides(options: LlamaOptions) -> list[tuple[re.Pattern[str], str]]:
 
     :raises BadInput: a pattern is no regular expression, or its buffer type is of no device here.
     """
-    rules = [(_pattern(text), _label(buffer, options)) for text, buffer in options.override_tensor]
+    rules = [
+        (patterns.compiled(text, "--override-tensor"), _label(buffer, options))
+        for text, buffer in options.override_tensor
+    ]
     if options.cpu_moe:
         rules.append((re.compile(EVERY_EXPERT), HOST))
     rules += [(re.compile(rf"blk\.{block}{EVERY_EXPERT}"), HOST) for block in range(min(options.n_cpu_moe, 1024))]
     return rules
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise BadInput(f"--override-tensor: {text!r} is not a regular expression: {error}") from None
 
 
 def _label(buffer: str, options: LlamaOptions) -> str:
