@@ -7,12 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pytest_vram.errors import BadInput, BadModel
 from pytest_vram.sizing import stores
 from pytest_vram.sizing.option_values import shown
 from pytest_vram.sizing.options import CURRENT, Era
 from pytest_vram.sizing.prediction import Estimate
-from pytest_vram.sizing.shape import ModelShape
+from pytest_vram.sizing.shape import ModelShape, Note
 
 #: Engines that run Hugging Face folders → module with their rules.
 _RULES = {"transformers": "transformers_cache", "vllm": "vllm", "sglang": "sglang"}
@@ -40,7 +42,8 @@ def load(model: str | Path, *, engine: str = "llama-server") -> ModelShape:
     """
     if not isinstance(model, (str, Path)):
         raise BadModel(f"{shown(model)} names no model: write a path or a name as text, or a Path")
-    path = stores.locate(str(model))
+    found = stores.find(str(model))
+    path = found.path
     if path.name == "config.json":
         raise BadModel(f"{path} is a file of a Hugging Face model: name its folder {path.parent}")
     if path.is_dir():
@@ -57,7 +60,22 @@ def load(model: str | Path, *, engine: str = "llama-server") -> ModelShape:
         )
     from pytest_vram.sizing import gguf, gguf_shape
 
-    return gguf_shape.shape_of(gguf.read(path))
+    return _with_company(gguf_shape.shape_of(gguf.read(path)), found)
+
+
+def _with_company(shape: ModelShape, found: stores.Found) -> ModelShape:
+    """The model with what its store keeps beside it: Ollama loads that too, llama-server only where it is told to."""
+    if found.origin.startswith(stores.OLLAMA):
+        return msgspec.structs.replace(
+            shape, projectors=tuple(map(str, found.projectors)), adapters=tuple(map(str, found.adapters))
+        )
+    if not found.projectors:
+        return shape
+    text = (
+        f"{found.projectors[0].name} lies beside the model and is not counted: with it, it sees or hears; give it with"
+        " --mmproj"
+    )
+    return msgspec.structs.replace(shape, notes=(*shape.notes, Note(kind="rule", bucket="projector", text=text)))
 
 
 def _only_gguf(folder: Path) -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+
+import msgspec
 
 from pytest_vram.errors import BadInput
 from pytest_vram.ledger import Entry
@@ -41,14 +43,14 @@ def predict(
     :param dry_run: predict what the engine's dry run prints, which differs from a boot in some compute buffers.
     :raises BadInput: a combination that llama.cpp refuses.
     """
-    asked = options
-    options, chosen = defaults.in_force(options, era, given.given if given else ())
+    asked, company = _with_company(shape, options, given.given if given else ())
+    options, chosen = defaults.in_force(asked, era, given.given if given else ())
     _no_gguf(shape)
     kv.check_cache_types(shape, options)
     where = placement.place(shape, options)
     layout = cells(options, shape.context, causal=shape.causal)
     _refused(shape, options, layout, where, era)
-    notes = [*shape.notes, *(given.notes if given else ()), *chosen]
+    notes = [*shape.notes, *(given.notes if given else ()), *company, *chosen]
     entries = [
         *weights.weights(shape, options, where, era, dry_run=dry_run),
         *kv.kv_cache(shape, options, where, era),
@@ -82,6 +84,23 @@ def predict(
         textbook_kv=textbook_kv,
         pressure=moe.pressure(facts, settled),
     )
+
+
+def _with_company(shape: ModelShape, options: LlamaOptions, given: Collection[str]) -> tuple[LlamaOptions, list[Note]]:
+    """The options with what the model's store loads beside it, unless they say otherwise."""
+    notes: list[Note] = []
+    if shape.projectors and options.mmproj is None and not {"mmproj", "mmproj-auto"} & set(given):
+        options = msgspec.structs.replace(options, mmproj=shape.projectors[0])
+        text = "the store keeps a projector with the model, and loads it: it is counted, as with --mmproj"
+        notes.append(Note(kind="rule", bucket="projector", text=text))
+        if len(shape.projectors) > 1:
+            text = f"{len(shape.projectors) - 1} more projectors of the model are not counted"
+            notes.append(Note(kind="unknown", bucket="projector", text=text))
+    if shape.adapters and not options.lora:
+        options = msgspec.structs.replace(options, lora=shape.adapters)
+        text = f"the store keeps {len(shape.adapters)} adapter(s) with the model, and loads them: they are counted"
+        notes.append(Note(kind="rule", bucket="lora", text=text))
+    return options, notes
 
 
 def settings(

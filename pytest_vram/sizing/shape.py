@@ -137,6 +137,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     :ivar leading_dense: blocks before the first mixture. :ivar tied: the output matrix is the embedding table.
     :ivar encoder: runs without a cache (embedding and reranking models). :ivar causal: masks the future.
     :ivar swa_pattern: for people, such as ``5 of 6``. :ivar quantization: for people, such as ``awq int4 g128``.
+    :ivar projectors: files that the store that it comes from loads with it, and ``adapters``.
     :ivar files: every file of the model. :ivar file_bytes: their sizes, summed.
     :ivar meta: values of single metadata keys that a rule may need and that have no field (lower-case words).
     """
@@ -165,6 +166,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     swa_pattern: str = ""
     quantization: str = ""
     tensors: tuple[Tensor, ...] = ()
+    projectors: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     file_bytes: int = 0
     meta: dict[str, int | float | str | bool] = {}

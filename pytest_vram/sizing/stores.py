@@ -20,6 +20,8 @@ from pytest_vram.errors import BadModel
 from pytest_vram.paths import expanded
 from pytest_vram.sizing import gguf
 
+#: How :attr:`Found.origin` begins for a model of Ollama's store.
+OLLAMA = "Ollama's"
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # of a name: no slash, no leading dot
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _MANIFEST_BYTES = 1 << 20
@@ -287,7 +289,7 @@ def _from_manifest(manifest: Path, blobs: Path, model: str) -> Found:
         raise BadModel(f"{manifest} (Ollama's manifest of {model}) names {len(kinds['model'])} models instead of one")
     return Found(
         path=kinds["model"][0],
-        origin=f"Ollama's {model}",
+        origin=f"{OLLAMA} {model}",
         projectors=tuple(kinds["projector"]),
         adapters=tuple(kinds["adapter"]),
     )

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from pytest_vram.errors import BadModel
-from pytest_vram.sizing import stores
+from pytest_vram.sizing import estimate, stores
+from pytest_vram.testing import recipes
+from pytest_vram.testing.sparse import Planned, Value, write_sparse
 
 COMMIT = "a" * 40
 DIGEST = "b" * 64
@@ -183,6 +185,40 @@ def test_projector_and_adapter_of_ollama_are_reported(ollama: Path) -> None:
     assert found.projectors == (ollama / "blobs" / f"sha256-{'c' * 64}",)
     assert found.adapters == (ollama / "blobs" / f"sha256-{'d' * 64}",)
     assert found.origin == "Ollama's v"
+
+
+def test_projector_and_adapter_of_ollama_are_counted(ollama: Path) -> None:
+    """Ollama loads them with the model, so that they are in the figures, and in the command that does the same."""
+    digests = (DIGEST, "c" * 64, "d" * 64)
+    manifest(
+        ollama,
+        "registry.ollama.ai/library/v/latest",
+        [layer("model"), layer("projector", "c" * 64), layer("adapter", "d" * 64)],
+        blobs=digests,
+    )
+    model, projector, adapter = (ollama / "blobs" / f"sha256-{digest}" for digest in digests)
+    recipes.llama(layers=1, tokenizer="none").write(ollama / "m.gguf").replace(model)
+    about: dict[str, Value] = {"general.architecture": "clip", "general.type": "mmproj"}
+    write_sparse(ollama / "p.gguf", about, [Planned("mm.0.weight", (64, 64), "f16")])[0].replace(projector)
+    about = {"general.architecture": "llama", "general.type": "adapter"}
+    pair = [Planned(f"output.weight.lora_{letter}", (4, 64), "f32") for letter in "ab"]
+    write_sparse(ollama / "a.gguf", about, pair)[0].replace(adapter)
+    made = estimate("v", ctx_size=512)
+    found = {entry.bucket: entry.bytes for entry in made.entries if entry.bucket in ("projector", "lora")}
+    assert found == {"projector": 64 * 64 * 2, "lora": 2 * 4 * 64 * 4}
+    assert str(projector) in made.command
+    assert str(adapter) in made.command
+    assert any("the store keeps a projector" in note.text for note in made.notes)
+    assert not any(entry.bucket == "projector" for entry in estimate("v", ctx_size=512, no_mmproj=True).entries)
+
+
+def test_a_projector_beside_a_model_of_hugging_face_is_told(hub: Path) -> None:
+    """llama-server loads it only where it is told to, so that it is not counted, and said."""
+    snapshot = repository(hub, "org/sees", "m.gguf", "mmproj-m.gguf")
+    recipes.llama(layers=1, tokenizer="none").write(snapshot / "m.gguf")
+    made = estimate("org/sees", ctx_size=512)
+    assert not any(entry.bucket == "projector" for entry in made.entries)
+    assert any("mmproj-m.gguf lies beside the model" in note.text for note in made.notes)
 
 
 @pytest.mark.parametrize("form", [f"sha256-{DIGEST}", f"sha256:{DIGEST}"])
