@@ -14,7 +14,7 @@ from pytest_vram.errors import BadInput
 from pytest_vram.report.prediction_lines import search_lines, tier_lines
 from pytest_vram.report.predictions import PlanDocument, search_record
 from pytest_vram.sizing import estimating, llama_options, planning
-from pytest_vram.sizing.planning import Plan, Search, Wishes
+from pytest_vram.sizing.plans import Plan, Search, Wishes
 from pytest_vram.sizing.shape import ModelShape
 from pytest_vram.sizing.verdict import HOST, on, verdict
 from pytest_vram.spec import Limits

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from pytest_vram.report.predictions import Exact, Table, table
-from pytest_vram.sizing.planning import Impossible, Plan, Search
+from pytest_vram.sizing.plans import Impossible, Plan, Search
 from pytest_vram.sizing.prediction import Estimate, ModelFacts, Verdict
 from pytest_vram.sizing.shape import Note
 from pytest_vram.sizing.sweep import Point

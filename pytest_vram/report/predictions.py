@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from pytest_vram.ledger import BUCKETS, Entry
-from pytest_vram.sizing.planning import Impossible, Plan, Relaxed, Search, Wishes
+from pytest_vram.sizing.plans import Impossible, Plan, Relaxed, Search, Wishes
 from pytest_vram.sizing.prediction import Estimate, ModelFacts, Verdict
 from pytest_vram.sizing.shape import Note
 from pytest_vram.sizing.sweep import Point

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytest_vram.sizing.estimating import estimate
-    from pytest_vram.sizing.planning import Plan, Search, plan, search
+    from pytest_vram.sizing.planning import plan, search
+    from pytest_vram.sizing.plans import Plan, Search
     from pytest_vram.sizing.prediction import Estimate, Verdict
 
 __all__ = ["Estimate", "Plan", "Search", "Verdict", "estimate", "plan", "search"]
@@ -20,8 +21,8 @@ __all__ = ["Estimate", "Plan", "Search", "Verdict", "estimate", "plan", "search"
 # No module has the name of a function: once it is imported, it would stand in the function's place.
 _HOMES = {
     "Estimate": "prediction",
-    "Plan": "planning",
-    "Search": "planning",
+    "Plan": "plans",
+    "Search": "plans",
     "Verdict": "prediction",
     "estimate": "estimating",
     "plan": "planning",

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_vram.settings import parse_budget
-from pytest_vram.sizing import gguf, gguf_shape, llama_cpp, llama_options, planning
+from pytest_vram.sizing import gguf, gguf_shape, llama_cpp, llama_options, planning, plans
 from pytest_vram.sizing.shape import ModelShape
 from pytest_vram.sizing.verdict import HOST, on, verdict
 from pytest_vram.testing import recipes
@@ -34,7 +34,7 @@ def shape(folder: Path, layers: int, experts: int, kv_heads: int, feed_forward: 
     return _shapes[key]
 
 
-def _place(plan: planning.Plan) -> tuple[int, int | None]:
+def _place(plan: plans.Plan) -> tuple[int, int | None]:
     return plan.options.n_cpu_moe, plan.options.n_gpu_layers
 
 

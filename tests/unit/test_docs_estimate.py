@@ -14,7 +14,7 @@ import pytest
 from pytest_vram.cli import main
 from pytest_vram.ledger import Entry
 from pytest_vram.report import predictions
-from pytest_vram.sizing import planning, serving
+from pytest_vram.sizing import plans, serving
 from pytest_vram.sizing.prediction import ModelFacts, Turn, Verdict
 from tests.unit import sizing_models
 
@@ -104,7 +104,7 @@ def test_the_page_lists_every_option_of_other_engines(title: str, engine: str) -
     ("title", "documents"),
     [
         ("estimate", (predictions.EstimateDocument, predictions.Exact, predictions.Compared, ModelFacts, Verdict, Turn, Entry)),
-        ("plan", (predictions.PlanDocument, predictions.SearchRecord, predictions.PlanRecord, predictions.ImpossibleRecord, planning.Wishes, planning.Relaxed)),
+        ("plan", (predictions.PlanDocument, predictions.SearchRecord, predictions.PlanRecord, predictions.ImpossibleRecord, plans.Wishes, plans.Relaxed)),
         ("sweep", (predictions.SweepDocument, predictions.PointRecord)),
     ],
 )  # fmt: skip

@@ -12,7 +12,7 @@ from pytest_vram import sizing, specfile
 from pytest_vram.errors import BadInput
 from pytest_vram.settings import parse_budget
 from pytest_vram.sizing import estimating, llama_cpp, llama_options, planning, sweep, turns
-from pytest_vram.sizing.planning import Preference, Search
+from pytest_vram.sizing.plans import Preference, Search
 from pytest_vram.sizing.shape import ModelShape, Note
 from pytest_vram.sizing.verdict import HOST, on, verdict
 from pytest_vram.units import MIB
