@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_vram.settings import parse_budget
-from pytest_vram.sizing import gguf, gguf_shape, llama_cpp, llama_options, planning, plans
+from pytest_vram.sizing import gguf, gguf_shape, llama_cpp, llama_options, planning
 from pytest_vram.sizing.shape import ModelShape
 from pytest_vram.sizing.verdict import HOST, on, verdict
 from pytest_vram.testing import recipes
@@ -32,10 +32,6 @@ def shape(folder: Path, layers: int, experts: int, kv_heads: int, feed_forward: 
         path = recipe.write(folder / f"{'-'.join(map(str, key))}.gguf")
         _shapes[key] = gguf_shape.shape_of(gguf.read(path))
     return _shapes[key]
-
-
-def _place(plan: plans.Plan) -> tuple[int, int | None]:
-    return plan.options.n_cpu_moe, plan.options.n_gpu_layers
 
 
 @settings(max_examples=25, deadline=None)
@@ -89,11 +85,8 @@ def test_a_plan_is_found_where_one_exists(
         assert verdict(made, budget).fits == "yes"
         assert host is None or on(made, HOST) <= host
         assert plan.context >= context
-        better = [
-            (moved, kept)
-            for moved, kept in itertools.product(range(plan.options.n_cpu_moe + 1), range(layers + 2))
-            if kept >= (plan.options.n_gpu_layers or 0) and (moved, kept) != _place(plan)
-        ]
+        moved, kept = plan.options.n_cpu_moe, plan.options.n_gpu_layers or 0
+        better = [(moved - 1, kept)] * (moved > 0) + [(moved, kept + 1)] * (kept <= layers)
         for moved, kept in better:
             other = msgspec.structs.replace(plan.options, n_cpu_moe=moved, n_gpu_layers=kept, cache_ram=0)
             made = llama_cpp.predict(model, other)
