@@ -38,15 +38,18 @@ def compute_buffers(
     """
     laid = cells(options, shape.context, causal=shape.causal)
     devices = backends(options, era)
-    graph, sizes = _sizes(shape, options, placement, era, laid, devices, pinned=not dry_run)
-    others = sizes
+    flat = bool(era.mamba2_flat)
+    graph, sizes = _sizes(shape, options, placement, era, laid, devices, pinned=not dry_run, flat=flat)
+    answers = [sizes]
     if any(device.limit < size.size for device, size in zip(devices, sizes, strict=True)):
         whole = [device.without_limit() for device in devices]
-        _, others = _sizes(shape, options, placement, era, laid, whole, pinned=not dry_run)
+        answers.append(_sizes(shape, options, placement, era, laid, whole, pinned=not dry_run, flat=flat)[1])
+    if era.mamba2_flat is None and mixer_kind(shape) == "mamba2":
+        answers.append(_sizes(shape, options, placement, era, laid, devices, pinned=not dry_run, flat=True)[1])
     ranges = [
         # Which gaps a layout leaves hangs on the order of steps, and no graph of an older build was held against it.
-        _between(size.size, other.size, *((size.live,) if outdated(era) else ()))
-        for size, other in zip(sizes, others, strict=True)
+        _between(*(size.size for size in each), *((each[0].live,) if outdated(era) else ()))
+        for each in zip(*answers, strict=True)
     ]
     entries = [
         Entry(
@@ -90,13 +93,14 @@ def _sizes(
     devices: Sequence[Backend],
     *,
     pinned: bool,
+    flat: bool,
 ) -> tuple[Skeleton, list[Laid]]:
     """The graph, and each device's buffer.
 
     Vulkan cuts what is over 1 GiB into pieces. Which piece a result goes to hangs on the order of steps that are
     almost of one size, so beyond that size the answer is the range between one piece and many.
     """
-    graph = build(shape, options, placement, era, laid, pinned=pinned)
+    graph = build(shape, options, placement, era, laid, pinned=pinned, flat=flat)
     pipeline = _pipeline(options, placement)
     return graph, replay(graph.graph, devices, op_offload=options.op_offload, pipeline=pipeline)
 
@@ -106,7 +110,14 @@ def _detail(graph: Skeleton) -> str:
 
 
 def build(
-    shape: ModelShape, options: LlamaOptions, placement: Placement, era: Era, laid: Cells, *, pinned: bool = True
+    shape: ModelShape,
+    options: LlamaOptions,
+    placement: Placement,
+    era: Era,
+    laid: Cells,
+    *,
+    pinned: bool = True,
+    flat: bool = True,
 ) -> Skeleton:
     """The skeleton of the graph of one full ubatch over a full cache."""
     tokens = min(laid.context, laid.ubatch)
@@ -122,6 +133,7 @@ def build(
         flash=flash_attention(shape, options, placement, era, laid),
         labels=[device.label for device in used_devices(options)],
         pinned=pinned,
+        flat=flat,
     )
     return _filled(graph)
 

@@ -46,7 +46,8 @@ class Skeleton:
 
     :ivar tokens: of the ubatch, a multiple of the sequences. :ivar outputs: rows of logits.
     :ivar flash: flash attention. :ivar scattered: V is kept transposed, which is settled when the cache is made, before
-        ``auto`` flash attention is found to be on or off. :ivar graph: the steps so far.
+        ``auto`` flash attention is found to be on or off. :ivar flat: Mamba-2's matrices work on rows of all sequences.
+    :ivar graph: the steps so far.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Skeleton:
         flash: bool,
         labels: Sequence[str],
         pinned: bool = True,
+        flat: bool = True,
     ) -> None:
         self.shape, self.options, self.placement, self.era, self.cells = shape, options, placement, era, cells
         self.tokens, self.outputs, self.flash = tokens, outputs, flash
@@ -78,7 +80,7 @@ class Skeleton:
         self._inputs: dict[str, Node] = {}
         self._state_ids: tuple[Node, Node] | None = None
         whole = placement.output != "host" and "host" not in placement.layers
-        self.pinned = pinned
+        self.pinned, self.flat = pinned, flat
         self.pins = pinned and (whole or tokens < 32)  # llama-context.cpp, graph_get_cb
 
     # Tensors that exist beforehand

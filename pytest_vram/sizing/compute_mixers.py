@@ -175,5 +175,6 @@ def mamba2(graph: Skeleton, index: int, node: Node, ssm: Ssm) -> Node:
     if graph.has(index, "ssm_norm.weight"):
         y = graph.view(y, inner // groups, groups, each, sequences)
         y = graph.norm(y, graph.weight(index, "ssm_norm.weight"), layer=index)
-    y = graph.view(y, inner, graph.tokens)
-    return graph.linear(index, "ssm_out", y, inner, width)
+    result = graph.linear(index, "ssm_out", graph.view(y, inner, graph.tokens), inner, width)
+    # Seen through a view, its memory cannot be taken over by the sum that follows: the residual's is.
+    return result if graph.flat else graph.view(result, width, graph.tokens)

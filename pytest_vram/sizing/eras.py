@@ -18,6 +18,8 @@ _FIRST = 1000
 #: First builds with a rule. Known from change descriptions: b9460 (pull request 23861), b9501 (23907). Known by their
 #: date only, and so to some hundred builds: December 2025 (17910), January 2026, May 2026 (23764).
 _UNPADDED, _LATENT, _MASK_F16, _OUTPUTS, _COPIES, _SKIPPED = 7340, 7750, 9350, 9460, 9501, 10434
+#: Mamba-2's blocks: the last build that was seen to lay them out as before, the first whose source does otherwise.
+_MAMBA2_BEFORE, _MAMBA2_AFTER = 10434, 10773
 #: Ranges of builds in which a rule may or may not hold.
 _UNSURE = (
     (7200, 7560, "the padding of the attention mask"),
@@ -50,6 +52,7 @@ def era_of(build: int | None, options: Collection[str] = ()) -> tuple[Era, tuple
             glm_indexer=build >= _SKIPPED,
             sinks_ignored=build >= _SKIPPED,
             quant_v_settles=build >= _SKIPPED,
+            mamba2_flat=False if build <= _MAMBA2_BEFORE else True if build >= _MAMBA2_AFTER else None,
         )
         unsure = [what for low, high, what in (*defaults.UNSURE, *_UNSURE) if low <= build < high]
         text = f"b{build} is about as old as a change of"
@@ -71,6 +74,7 @@ def era_of(build: int | None, options: Collection[str] = ()) -> tuple[Era, tuple
             glm_indexer=False,
             sinks_ignored=False,
             quant_v_settles=False,
+            mamba2_flat=False,
         )
         text = "this build has no --fit, so the rules of before December 2025 are used"
         return era, (Note(kind="assumed", text=text),)
@@ -82,6 +86,7 @@ def era_of(build: int | None, options: Collection[str] = ()) -> tuple[Era, tuple
             glm_indexer=False,
             sinks_ignored=False,
             quant_v_settles=False,
+            mamba2_flat=False,
         )
         return era, (Note(kind="assumed", text=text),)
     return CURRENT, ()

@@ -140,6 +140,8 @@ class Era(msgspec.Struct, frozen=True, kw_only=True):
         does, so sinks in host memory turn it off under ``auto``).
     :ivar quant_v_settles: a quantised V turns ``auto`` flash attention on (b10434); b10068 looks first whether it can
         run, and refuses to start where it cannot.
+    :ivar mamba2_flat: Mamba-2's matrices work on the rows of all sequences as one (October 2026, b10773), which takes
+        up to 15 % more; not in b10434. ``None``: not known.
     :ivar defaults: what is chosen where an option is not given.
     """
 
@@ -153,6 +155,7 @@ class Era(msgspec.Struct, frozen=True, kw_only=True):
     glm_indexer: bool = True
     sinks_ignored: bool = True
     quant_v_settles: bool = True
+    mamba2_flat: bool | None = None
     defaults: Defaults = Defaults()
 
 

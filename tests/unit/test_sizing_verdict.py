@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -265,18 +266,21 @@ def test_estimate_and_plan_stay_functions(tmp_path: Path) -> None:
         assert sizing.plan(path, "8GB", device="RPC0")
 
 
-OF_B10068 = {
+OF_B10068: dict[str, Any] = {
     "extra_blocks_skipped": False,
     "glm_indexer": False,
     "sinks_ignored": False,
     "quant_v_settles": False,
+    "mamba2_flat": False,
 }
 
 
 @pytest.mark.parametrize(
     ("build", "options", "rules", "unsure"),
     [
-        (10434, (), {}, 0),
+        (10434, (), {"mamba2_flat": False}, 0),
+        (10500, (), {}, 0),
+        (10773, (), {"mamba2_flat": True}, 0),
         (10068, (), OF_B10068, 0),
         (10200, (), OF_B10068, 1),
         (9501, (), OF_B10068, 0),
@@ -289,7 +293,7 @@ OF_B10068 = {
     ],
 )  # fmt: skip
 def test_rules_follow_the_build(
-    build: int | None, options: tuple[str, ...], rules: dict[str, bool], unsure: int
+    build: int | None, options: tuple[str, ...], rules: dict[str, Any], unsure: int
 ) -> None:
     """By number where there is one, else by the options that the binary has; what is not certain is said."""
     era, notes = eras.era_of(build, options)
