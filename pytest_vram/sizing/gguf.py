@@ -7,12 +7,12 @@ that no model has are refused, so that any file at all ends soon in a result or 
 
 from __future__ import annotations
 
-import mmap
+import contextlib
 import os
 import re
 import stat
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -33,6 +33,8 @@ _VERSIONS = (2, 3)
 _DECODED = 4096  # entries of a numeric array that is decoded at once
 _LONG_STRING = 1 << 20  # bytes; a longer text is left out of the metadata
 _NAME_LENGTH = 64  # bytes of a tensor's name (ggml.h, GGML_MAX_NAME), its end mark included
+_READ_AT_ONCE = 1 << 20
+_READ_AFTER_JUMP = 1 << 12
 _KEY_LENGTH = 65535  # bytes (GGUF specification)
 _DIMENSIONS = 4
 
@@ -94,7 +96,7 @@ class Gguf(msgspec.Struct, frozen=True, kw_only=True):
         found = self.arrays.get(key)
         if found is None:
             return ()
-        with _mapped(found.file) as data:
+        with _opened(found.file) as data:
             cursor = _Cursor(found.file, data)
             cursor.at = min(found.offset, cursor.size)
             if found.type == _STRING:
@@ -187,52 +189,89 @@ def _other_parts(path: Path, first: Gguf, count: int) -> list[Path]:
     return others
 
 
-class _mapped:  # noqa: N801 - a context manager that reads as a function
-    """The bytes of a regular file, mapped into memory and closed at the end."""
+class _File:
+    """Bytes of a file, read where they are asked for. (A mapping would end this process where the file shrinks.)"""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, handle: int, size: int) -> None:
+        self.path, self.handle, self.size = path, handle, size
 
-    def __enter__(self) -> mmap.mmap:
-        path = self._path
+    def read(self, count: int, at: int) -> bytes:
+        """:raises BadModel: the file ends before that by now, or cannot be read."""
+        found = b""
         try:
-            # Asked before it is opened: opening a pipe waits for a writer, opening a device may do something.
-            mode = path.stat().st_mode
-            if stat.S_ISDIR(mode):
-                inside = sorted(entry.name for entry in path.glob("*.gguf"))[:3]
-                hint = f"; it holds {', '.join(inside)}: name the file" if inside else ""
-                raise BadModel(f"{path} is a folder, not a GGUF file{hint}")
-            if not stat.S_ISREG(mode):
-                raise BadModel(f"{path} is not a regular file: name a GGUF file on a disk")
-            handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-            try:
-                size = os.fstat(handle).st_size
-                if size == 0:
-                    raise BadModel(f"{path} is empty: a download may have been cut short")
-                self._map = mmap.mmap(handle, size, access=mmap.ACCESS_READ)
-            finally:
-                os.close(handle)
-        except FileNotFoundError:
-            raise BadModel(f"{path} does not exist: correct the path of the model") from None
+            while len(found) < count and (more := _pread(self.handle, count - len(found), at + len(found))):
+                found = found + more if found else more
         except OSError as error:
-            raise BadModel(f"{path} cannot be read: {error.strerror or error}") from None
-        except ValueError as error:
-            raise BadModel(f"{str(path)!r} is not a path: {error}") from None
-        return self._map
+            raise BadModel(f"{self.path} cannot be read: {error.strerror or error}") from None
+        if len(found) < count:
+            raise BadModel(f"{self.path} became shorter while it was read: try again when it is written")
+        return found
 
-    def __exit__(self, *_: object) -> None:
-        self._map.close()
+
+def _pread(handle: int, count: int, at: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(handle, count, at)
+    os.lseek(handle, at, os.SEEK_SET)
+    return os.read(handle, count)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[_File]:
+    """A regular file, open for reading and closed at the end."""
+    try:
+        # Asked before it is opened: opening a pipe waits for a writer, opening a device may do something.
+        _check_kind(path, path.stat().st_mode)
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except FileNotFoundError:
+        raise BadModel(f"{path} does not exist: correct the path of the model") from None
+    except OSError as error:
+        raise BadModel(f"{path} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise BadModel(f"{str(path)!r} is not a path: {error}") from None
+    try:
+        status = os.fstat(handle)
+        _check_kind(path, status.st_mode)
+        if status.st_size == 0:
+            raise BadModel(f"{path} is empty: a download may have been cut short")
+        yield _File(path, handle, status.st_size)
+    finally:
+        os.close(handle)
+
+
+def _check_kind(path: Path, mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        inside = sorted(entry.name for entry in path.glob("*.gguf"))[:3]
+        hint = f"; it holds {', '.join(inside)}: name the file" if inside else ""
+        raise BadModel(f"{path} is a folder, not a GGUF file{hint}")
+    if not stat.S_ISREG(mode):
+        raise BadModel(f"{path} is not a regular file: name a GGUF file on a disk")
 
 
 class _Cursor:
-    """A place in a file, that refuses to go past its end."""
+    """A place in a file, that refuses to go past its end; a part of the file around it is in memory."""
 
-    def __init__(self, path: Path, data: mmap.mmap | bytes) -> None:
+    def __init__(self, path: Path, data: _File | bytes) -> None:
         self.path = path
-        self.data = data
-        self.size = len(data)
+        self.file = data if isinstance(data, _File) else None
+        self.part = b"" if isinstance(data, _File) else data
+        self.begin = 0  # of the part
+        self.size = data.size if isinstance(data, _File) else len(data)
         self.at = 0
         self.strings_left = _MOST_STRINGS
+
+    def here(self, count: int) -> int:
+        """Where the cursor is in the part that is in memory, after ``count`` bytes from here on, or all up to the end
+        of the file, have been read into it."""
+        place = self.at - self.begin
+        if self.file is None or 0 <= place <= len(self.part) - count:
+            return place
+        # After a jump over something long, the next thing to look at may be as far away again.
+        ahead = _READ_AT_ONCE if place <= len(self.part) else _READ_AFTER_JUMP
+        wanted = min(max(count, ahead), self.size - self.at)
+        if not (0 <= place <= len(self.part) and len(self.part) - place == wanted):
+            self.part, self.begin = self.file.read(wanted, self.at), self.at
+            place = 0
+        return place
 
     def fail(self, what: str, at: int | None = None) -> NoReturn:
         raise BadModel(f"{self.path} is damaged at byte {self.at if at is None else at}: {what}")
@@ -243,13 +282,15 @@ class _Cursor:
 
     def u32(self, what: str) -> int:
         self.need(4, what)
-        value: int = _U32(self.data, self.at)[0]
+        place = self.here(4)
+        value: int = _U32(self.part, place)[0]
         self.at += 4
         return value
 
     def u64(self, what: str) -> int:
         self.need(8, what)
-        value: int = _U64(self.data, self.at)[0]
+        place = self.here(8)
+        value: int = _U64(self.part, place)[0]
         self.at += 8
         return value
 
@@ -259,7 +300,8 @@ class _Cursor:
         if most is not None and length > most:
             self.fail(f"{what} is {length} bytes long; {most} is the most", start)
         self.need(length, what)
-        value = self.data[self.at : self.at + length]
+        place = self.here(length)
+        value = self.part[place : place + length]
         self.at += length
         return value
 
@@ -269,13 +311,15 @@ class _Cursor:
 
     def number(self, type_: int, what: str) -> Any:
         self.need(_SIZES[type_], what)
-        value = _SCALARS[type_](self.data, self.at)[0]
+        place = self.here(_SIZES[type_])
+        value = _SCALARS[type_](self.part, place)[0]
         self.at += _SIZES[type_]
         return value
 
     def numbers(self, type_: int, count: int, key: str) -> tuple[Any, ...]:
         self.need(_SIZES[type_] * count, f"the array {_short(key)}")
-        values = struct.unpack_from(f"<{count}{_FORMATS[type_]}", self.data, self.at)
+        place = self.here(_SIZES[type_] * count)
+        values = struct.unpack_from(f"<{count}{_FORMATS[type_]}", self.part, place)
         self.at += _SIZES[type_] * count
         return values
 
@@ -293,26 +337,28 @@ class _Cursor:
         if count > self.strings_left:
             self.fail(f"over {_MOST_STRINGS} texts in the metadata, at {_short(key)}: no model has so many")
         self.strings_left -= count
-        data, at, last = self.data, self.at, self.size - 8
+        last = self.size - 8
         match = _short_strings().match
         left = count
         while left > 0:
             block = min(left, _BLOCK)
-            found = match(data, at) if block == _BLOCK else None
+            place = self.here(_LONGEST_BLOCK)
+            found = match(self.part, place) if block == _BLOCK else None
             if found is not None:
-                at = found.end()
+                self.at += found.end() - place
             else:
                 for index in range(block):
-                    if at > last:
-                        self.fail(f"the array {_short(key)} ends after {count - left + index} of {count} texts", at)
-                    at += 8 + _U64(data, at)[0]
+                    if self.at > last:
+                        self.fail(f"the array {_short(key)} ends after {count - left + index} of {count} texts")
+                    place = self.here(8)
+                    self.at += 8 + _U64(self.part, place)[0]
             left -= block
-            if at > self.size:
+            if self.at > self.size:
                 self.fail(f"a text of the array {_short(key)} is longer than the rest of the file (cut short?)")
-        self.at = at
 
 
 _BLOCK = 256
+_LONGEST_BLOCK = _BLOCK * (8 + 96)
 
 
 @cache
@@ -328,11 +374,11 @@ def _short_strings() -> re.Pattern[bytes]:
 
 def _read_part(path: Path) -> Gguf:
     """The header of one file."""
-    with _mapped(path) as data:
+    with _opened(path) as data:
         return parse(path, data)
 
 
-def parse(path: Path, data: mmap.mmap | bytes) -> Gguf:
+def parse(path: Path, data: _File | bytes) -> Gguf:
     """The header of one file, from its bytes; ``path`` names it in messages. A split model's other parts are not read.
 
     :raises BadModel: as :func:`read`.
@@ -359,7 +405,8 @@ def parse(path: Path, data: mmap.mmap | bytes) -> Gguf:
 
 
 def _version(cursor: _Cursor) -> int:
-    start = cursor.data[:16]
+    place = cursor.here(16)
+    start = cursor.part[place : place + 16]
     if start[:4] != MAGIC:
         raise BadModel(f"{cursor.path} is not a GGUF file: {looks_like(start)}")
     cursor.at = 4
@@ -474,7 +521,8 @@ def _dimensions(cursor: _Cursor, name: str) -> tuple[int, ...]:
     if count > _DIMENSIONS:
         cursor.fail(f"tensor {name!r} has {count} dimensions; {_DIMENSIONS} is the most", start)
     cursor.need(8 * count, f"the dimensions of tensor {name!r}")
-    dims: tuple[int, ...] = struct.unpack_from(f"<{count}Q", cursor.data, cursor.at)
+    place = cursor.here(8 * count)  # before the part is taken, which it may replace
+    dims: tuple[int, ...] = struct.unpack_from(f"<{count}Q", cursor.part, place)
     elements = 1
     for size in dims:
         elements *= size

@@ -392,3 +392,51 @@ def test_a_huge_sparse_file_of_empty_texts_is_refused_soon(tmp_path: Path) -> No
     os.truncate(path, 1 << 36)
     with pytest.raises(BadModel, match="no model has so many"):
         gguf.read(path)
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 64, 4096])
+def test_a_file_is_read_the_same_in_pieces_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """What lies across the end of a piece is read whole; texts, long and short, are passed exactly."""
+    words = ["x" * (index % 130) for index in range(1500)]
+    values: dict[str, Any] = {"words": words, "numbers": list(range(3000)), "long": "y" * 9000, "last": 7}
+    path = write_sparse(tmp_path / "m.gguf", values, [F32])[0]
+    monkeypatch.setattr(gguf, "_READ_AT_ONCE", at_once)
+    monkeypatch.setattr(gguf, "_READ_AFTER_JUMP", at_once)
+    found, wanted = gguf.read(path), gguf.parse(path, path.read_bytes())
+    assert found == wanted
+    assert found.array("words") == tuple(words)
+    assert found.metadata["last"] == 7
+
+
+def test_a_file_that_shrinks_while_it_is_read_ends_in_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A download that starts anew under the reader is an error of the file, and no signal that ends the process."""
+    path = write_sparse(tmp_path / "m.gguf", {"words": ["x" * 40] * 50_000}, [F32])[0]
+    assert path.stat().st_size > 2 << 20
+    read = gguf._pread
+
+    def shrinking(handle: int, count: int, at: int) -> bytes:
+        found = read(handle, count, at)
+        os.truncate(path, 5000)
+        return found
+
+    monkeypatch.setattr(gguf, "_pread", shrinking)
+    with pytest.raises(BadModel, match="became shorter while it was read"):
+        gguf.read(path)
+
+
+def test_what_is_passed_over_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays of numbers and data of tensors, however long, cost nothing."""
+    path = write_sparse(tmp_path / "m.gguf", {"scores": [0.5] * 2_000_000}, [Planned("a", (1 << 30,), "f32")])[0]
+    read, counts = gguf._pread, []
+
+    def counting(handle: int, count: int, at: int) -> bytes:
+        counts.append(count)
+        return read(handle, count, at)
+
+    monkeypatch.setattr(gguf, "_pread", counting)
+    assert gguf.read(path).length("scores") == 2_000_000
+    assert sum(counts) < 2 << 20
