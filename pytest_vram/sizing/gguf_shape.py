@@ -396,12 +396,13 @@ class _Reader:
     def _vocabulary(self) -> int:
         tokens = self.gguf.arrays.get("tokenizer.ggml.tokens")
         counted = tokens.count if tokens is not None else 0
+        counted = counted or self.keys.number("vocab_size")  # what is read where there is no tokenizer
         if counted:
             return counted
         for tensor in self.gguf.tensors:
             if tensor.name in ("token_embd.weight", "output.weight") and len(tensor.dims) > 1:
                 return tensor.dims[1]
-        return self.keys.number("vocab_size")
+        return 0
 
     def _meta(self) -> dict[str, int | float | str | bool]:
         """Single values under the architecture's prefix, without it, and what the rules here found out."""

@@ -145,7 +145,7 @@ def _gguf_tensors(shape: ModelShape) -> list[Note]:
         if block >= most:
             raise _refused(shape, f"has a tensor {tensor.name!r} of block {block}, and {all_blocks} blocks by its keys")
         found.setdefault(block, set()).add(match[2])
-        if block < main and not tensor.name.startswith(("enc.", "dec.")):
+        if block < main and not rules.draft and not tensor.name.startswith(("enc.", "dec.")):
             _in_block(shape, shape.layers[block], tensor, match[2], latent=rules.latent or rules.cache == "compressed")
             if match[2] == "ffn_down.weight":
                 notes += _feed_forward(shape, tensor, notes)
@@ -219,9 +219,8 @@ def _table(shape: ModelShape) -> None:
     width, words = table.dims[0], table.dims[1] if len(table.dims) > 1 else 1
     if width != shape.embedding and shape.architecture != "wavtokenizer-dec":
         raise _refused(shape, f"is {shape.embedding} wide by its keys, and {width} by its tensor 'token_embd.weight'")
-    stated = shape.meta.get("vocab_size", words) if shape.vocabulary == words else shape.vocabulary
-    if shape.vocabulary != words or (isinstance(stated, int) and stated > MOST_VOCABULARY):
-        raise _refused(shape, f"has a vocabulary of {stated}, and a table of {words} embeddings")
+    if shape.vocabulary != words:
+        raise _refused(shape, f"has a vocabulary of {shape.vocabulary}, and a table of {words} embeddings")
     rope = shape.meta.get("rope.dimension_count")
     head = next((layer.key_length for layer in shape.layers if layer.heads), 0)
     if shape.architecture in _ROPE_IS_HEAD and isinstance(rope, int) and head and rope != head:

@@ -78,6 +78,7 @@ def test_real_shapes_pass(tmp_path: Path, name: str) -> None:
         ({"expert_used_count": 3}, "3 of its 0 experts are used"),
         ({"expert_count": 1 << 31}, "more than any model has"),
         ({"vocab_size": (1 << 32) - 1}, "vocabulary"),
+        ({"vocab_size": 7}, "has a vocabulary of 7, and a table of"),
     ],
     ids=lambda value: next(iter(value.items())).__str__() if isinstance(value, dict) else "",
 )
