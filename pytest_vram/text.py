@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import msgspec
-
 #: Everything but letters, marks, digits, punctuation, symbols and the plain space is looked at.
 _UNUSUAL = re.compile(r"[^\w !-~]")
 
@@ -27,6 +25,8 @@ def _escaped(match: re.Match[str]) -> str:
 
 def encoded(document: object) -> bytes:
     """A document as JSON, also where it holds names of files that are no UTF-8, which are escaped then."""
+    import msgspec  # the plugin loads this module at every pytest start
+
     try:
         return msgspec.json.encode(document)
     except UnicodeEncodeError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 from pytest_vram.sizing.compute_graph import quantized, row_bytes
@@ -40,7 +41,7 @@ def backends(options: LlamaOptions, era: Era) -> list[Backend]:
                 Backend(
                     device.label,
                     "cuda",
-                    supports=cuda_supports,
+                    supports=functools.partial(cuda_supports, all_quants=era.cuda_all_quants),
                     alignment=128,
                     limit=NO_LIMIT,
                     offload_rows=OFFLOAD_ROWS,
@@ -55,11 +56,11 @@ def _everything(node: Node) -> bool:
     return True
 
 
-def cuda_supports(node: Node) -> bool:
+def cuda_supports(node: Node, *, all_quants: bool = False) -> bool:
     """Steps that CUDA leaves to the CPU (``ggml-cuda.cu``, ``supports_op``; ``fattn.cu``)."""
     if node.op == "flash":
         q, k, v = node.src[0], node.src[1], node.src[2]
-        return cuda_flash(k.dims[0], v.dims[0], q.dims[2] // k.dims[2], k.type, v.type)
+        return cuda_flash(k.dims[0], v.dims[0], q.dims[2] // k.dims[2], k.type, v.type, all_quants=all_quants)
     if node.op == "ssm_scan":
         state, head, heads = node.src[0].dims[:3]
         if node.src[3].dims[0] == 1:
@@ -87,9 +88,11 @@ def cuda_extra(node: Node) -> int:
     return extra + (0 if v.type == "f16" or shared else 2 * math.prod(v.dims))
 
 
-def cuda_flash(key: int, value: int, group: int, type_k: str = "f16", type_v: str = "f16") -> bool:
+def cuda_flash(
+    key: int, value: int, group: int, type_k: str = "f16", type_v: str = "f16", *, all_quants: bool = False
+) -> bool:
     """Head sizes and cache types for which CUDA has a flash attention kernel (``ggml_cuda_get_best_fattn_kernel``)."""
-    if not cuda_takes(type_k, type_v):
+    if not cuda_takes(type_k, type_v, all_quants=all_quants):
         return False
     if key in (40, 64, 72, 80, 96, 112, 128, 256):
         return value == key

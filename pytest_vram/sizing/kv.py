@@ -155,9 +155,13 @@ def check_cache_types(shape: ModelShape, options: LlamaOptions) -> None:
                 )
 
 
-def cuda_takes(type_k: str, type_v: str) -> bool:
-    """Whether CUDA's flash attention takes a cache of these types (``ggml_cuda_fattn_kv_type_supported``), in a build
-    without ``GGML_CUDA_FA_ALL_QUANTS``, as builds are unless they were asked to be otherwise."""
+def cuda_takes(type_k: str, type_v: str, *, all_quants: bool = False) -> bool:
+    """Whether CUDA's flash attention takes a cache of these types (``ggml_cuda_fattn_kv_type_supported``).
+
+    :param all_quants: a build with ``GGML_CUDA_FA_ALL_QUANTS``, as none is unless it was asked for.
+    """
+    if all_quants:
+        return {type_k, type_v} <= {"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"}
     return type_k == type_v and type_k in ("f32", "f16", "bf16", "q4_0", "q8_0")
 
 

@@ -143,6 +143,7 @@ class Era(msgspec.Struct, frozen=True, kw_only=True):
     :ivar mamba2_flat: Mamba-2's matrices work on the rows of all sequences as one (October 2026, b10773), which takes
         up to 15 % more; not in b10434. ``None``: not known.
     :ivar defaults: what is chosen where an option is not given.
+    :ivar cuda_all_quants: built with ``GGML_CUDA_FA_ALL_QUANTS``, with flash attention for every cache type.
     """
 
     build: int | None = None
@@ -153,6 +154,7 @@ class Era(msgspec.Struct, frozen=True, kw_only=True):
     mask_padded: bool = False
     extra_blocks_skipped: bool = True
     glm_indexer: bool = True
+    cuda_all_quants: bool = False
     sinks_ignored: bool = True
     quant_v_settles: bool = True
     mamba2_flat: bool | None = None
