@@ -257,9 +257,11 @@ def _pipeline(options: LlamaOptions, placement: Placement) -> bool:
 def representative(shape: ModelShape, placement: Placement) -> list[int]:
     """Blocks that stand for all: of a run that repeats itself, what lies between adds nothing to the maximum.
 
-    Blocks that never follow each other must not do so here: without the recurrent blocks between, steps of attention
-    would be put on another device.
+    Blocks that never follow each other must not do so here, or their steps would be put on another device. States make
+    gaps that grow from block to block, so no recurrent block is left out.
     """
+    if any(layer.recurrent for layer in shape.layers):
+        return list(range(len(shape.layers)))
     away: dict[int, list[tuple[str, str, int]]] = {}
     for tensor, label in zip(shape.tensors, placement.tensors, strict=False):
         if tensor.name.startswith("blk."):
@@ -275,10 +277,14 @@ def representative(shape: ModelShape, placement: Placement) -> list[int]:
     return _unrepeated([tuple(signs[max(0, index - 3) : index + 1]) for index in range(len(signs))])
 
 
-def _unrepeated(windows: Sequence[tuple[object, ...]]) -> list[int]:
-    """Positions without what repeats itself: every window stays twice, and what follows another has followed its like.
+OFTEN = 3  # how many times a window stays
 
-    After one block it goes on behind a later one with the same window, if each window between was seen twice before.
+
+def _unrepeated(windows: Sequence[tuple[object, ...]]) -> list[int]:
+    """Positions without what repeats itself: every window stays some times, and what follows another has followed its
+    like.
+
+    After one block it goes on behind a later one with the same window, if each window between was seen that often.
     """
     numbers = {window: number for number, window in enumerate(dict.fromkeys(windows))}
     kinds = [numbers[window] for window in windows]
@@ -289,7 +295,7 @@ def _unrepeated(windows: Sequence[tuple[object, ...]]) -> list[int]:
         seen[kinds[index]] += 1
         after = index
         for later in range(index + 1, len(windows)):
-            if seen[kinds[later]] < 2:
+            if seen[kinds[later]] < OFTEN:
                 break
             if kinds[later] == kinds[index]:
                 after = later

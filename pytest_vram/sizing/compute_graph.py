@@ -239,7 +239,7 @@ class Skeleton:
         table = self.top("token_embd.weight", self._label("token_embd.weight", "host"), width, self.shape.vocabulary)
         looked_up = self.step("get_rows", (width, self.tokens), table, self.input("tokens", I32, self.tokens))
         self.expand(looked_up, self.input("embeddings", F32, width, self.tokens))
-        if not self.shape.encoder:
+        if not self.shape.encoder and self.shape.architecture not in ("rwkv6", "rwkv7"):
             return looked_up
         node = looked_up
         if self.named("token_types.weight"):
@@ -488,7 +488,8 @@ class Skeleton:
         q = self.rotated(q, k_rotation)
         if k is not None and v is not None and layer.k_row:
             k, v = self.rotated(k, k_rotation), self.rotated(v, v_rotation)
-            self.expand(q, v, k)
+            # llama-graph.cpp, build_attn: K comes last, but not with a window cache beside the full one
+            self.expand(q, *((k, v) if any(other.window for other in self.shape.layers) else (v, k)))
             self.expand(self.store(self.cache(index, "K", owner.k_row, cached), k, window=window))
             self.expand(self.store(self.cache(index, "V", v_row, cached), v, scattered=self.scattered, window=window))
         else:
@@ -541,7 +542,8 @@ class Skeleton:
             node = self.rows(node)
             node.kept = True
         self.result = node
-        if not self.shape.encoder:
+        wordless = self.options.embeddings and self.shape.architecture in ("lfm2", "lfm2moe")
+        if not self.shape.encoder and not wordless:
             name = "output.weight" if self.named("output.weight") else "token_embd.weight"
             where = self._label(name, label) if name == "output.weight" else label
             node = self.matmul(self.top(name, where, width, self.shape.vocabulary), node)
