@@ -144,7 +144,8 @@ def test_savings_do_not_add() -> None:
     """Two changes of which one alone saves little and the other nothing save 2 GiB together (llama.cpp#23527).
 
     A 10 GB card printed 3976 MiB, 3892 with fewer outputs, 3976 with the smaller mask and 1982 with both; on the host
-    2408, and 1236 with the smaller mask. The experts that were copied to the card there are left out here.
+    2408, and 1236 with the smaller mask. The experts that were copied to the card there are left out here, which moves
+    the gaps between blocks by 32 MiB.
     """
     shape, placement = hybrid_mixture(), everywhere(40)
     options = LlamaOptions(
@@ -162,8 +163,8 @@ def test_savings_do_not_add() -> None:
     fewer = buffers(shape, options, placement, msgspec.structs.replace(old, outputs_per_slot=True))
     smaller = buffers(shape, options, placement, msgspec.structs.replace(old, mask_f16=True))
     both = buffers(shape, options, placement, after)
-    assert (round(base["gpu0"]), round(base["host"])) == (3976, 2408)
-    assert (round(smaller["gpu0"]), round(smaller["host"])) == (3976, 1236)
+    assert base["gpu0"] == smaller["gpu0"] == pytest.approx(3976, rel=0.01)
+    assert (round(base["host"]), round(smaller["host"])) == (2408, 1236)
     saved = base["gpu0"] - fewer["gpu0"], base["gpu0"] - smaller["gpu0"]
     assert base["gpu0"] - both["gpu0"] > sum(saved) + 1024
     assert both["gpu0"] == pytest.approx(1982, rel=0.15)
