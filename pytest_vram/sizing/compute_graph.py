@@ -14,6 +14,7 @@ from typing import Literal
 from pytest_vram.sizing import ggml, kv
 from pytest_vram.sizing.compute_replay import Dims, Graph, Node
 from pytest_vram.sizing.options import Cells, Era, LlamaOptions, Placement
+from pytest_vram.sizing.placement import overrides
 from pytest_vram.sizing.shape import Layer, ModelShape, Tensor
 
 F16, F32, I32, I64 = "f16", "f32", "i32", "i64"
@@ -545,7 +546,9 @@ class Skeleton:
         wordless = self.options.embeddings and self.shape.architecture in ("lfm2", "lfm2moe")
         if not self.shape.encoder and not wordless:
             name = "output.weight" if self.named("output.weight") else "token_embd.weight"
-            where = self._label(name, label) if name == "output.weight" else label
+            # An override takes the copy of tied embeddings by the name of what it copies.
+            moved = next((to for pattern, to in overrides(self.options) if pattern.search(name)), label)
+            where = self._label(name, label) if name == "output.weight" else moved
             node = self.matmul(self.top(name, where, width, self.shape.vocabulary), node)
             if "final_logit_softcapping" in self.shape.meta:
                 node = self.same("scale", self.same("unary", self.same("scale", node)))

@@ -165,6 +165,13 @@ PRINTED: list[tuple[Callable[[], Recipe], Era, dict[str, Any], dict[str, float]]
     (qwen3next, CURRENT, {"ctx_size": 131072, "ubatch_size": 100, "embeddings": True}, {"gpu0": 59.52}),
     (nomic, CURRENT, {"ctx_size": 8192, "parallel": 1, "n_gpu_layers": 2}, {"gpu0": 7.25, "host": 21.50}),
     (nomic, CURRENT, {"ctx_size": 8192, "embeddings": True, "flash_attn": "off"}, {"gpu0": 22.01, "host": 4.01}),
+    # An override of the embeddings takes their copy for the output as well.
+    (
+        familiar("Gemma3-4B"),
+        CURRENT,
+        {"ctx_size": 78848, "batch_size": 512, "parallel": 4, "override_tensor": "token_embd=CPU", "embeddings": True},
+        {"gpu0": 94.77, "host": 522.0},
+    ),
     # A block without a feed-forward hands on what came in.
     (
         deci,
