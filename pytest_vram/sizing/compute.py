@@ -51,7 +51,7 @@ def compute_buffers(
         _between(*(size.size for size in each), *((each[0].live,) if outdated(era) else ()))
         for each in zip(*answers, strict=True)
     ]
-    gap = 4 * shape.embedding * graph.tokens if _gapped(shape, era) else 0
+    gap = 4 * shape.embedding * graph.tokens if _gapped(shape, placement, era) else 0
     ranges = [(low, high + (gap if number < len(devices) - 1 else 0)) for number, (low, high) in enumerate(ranges)]
     entries = [
         Entry(
@@ -82,10 +82,11 @@ def outdated(era: Era) -> bool:
     return era.mask_padded or not (era.mask_f16 and era.outputs_per_slot and era.quant_copies_reserved)
 
 
-def _gapped(shape: ModelShape, era: Era) -> bool:
+def _gapped(shape: ModelShape, placement: Placement, era: Era) -> bool:
     """Whether a GPU's buffer may be larger by the rows of one ubatch: b10068 printed that for gated delta nets that are
     on a GPU as a whole, and not where they are split, on the host or in b10434; why is not known."""
-    return not era.extra_blocks_skipped and mixer_kind(shape) == "gated-delta"
+    whole = not placement.experts_on_host and not {"host"} & {*placement.layers, placement.output}
+    return whole and not placement.overridden and not era.extra_blocks_skipped and mixer_kind(shape) == "gated-delta"
 
 
 def _between(*sizes: int) -> tuple[int, int]:
