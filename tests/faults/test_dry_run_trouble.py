@@ -232,7 +232,11 @@ SHAPES = {
 def test_it_dies_with_its_parent(fake: Fake, model: Path, tmp_path: Path, body: str, number: signal.Signals) -> None:
     """A command that is ended in the middle of a dry run leaves no engine and no links behind, whatever ended it."""
     engine = fake(body)
+    # Who runs these tests in the background may have both signals ignored, which a child inherits.
     program = textwrap.dedent(f"""
+        import signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         from pathlib import Path
         from pytest_vram.backends.dry_run import dry_run
         dry_run(Path({str(engine)!r}), Path({str(model)!r}), {{}})
@@ -244,7 +248,7 @@ def test_it_dies_with_its_parent(fake: Fake, model: Path, tmp_path: Path, body: 
     )
     await_text(tmp_path / "pid", process)
     process.send_signal(number)
-    process.wait()
+    process.wait(30)
     assert gone(int((tmp_path / "pid").read_text()))
     deadline = time.monotonic() + 10
     while links() and time.monotonic() < deadline:
