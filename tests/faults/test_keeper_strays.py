@@ -26,6 +26,8 @@ size, path, words = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
 if os.fork() == 0:
     os.setsid()
     if os.fork():
+        # What has no marker is known by its parents, so that they must live until the keeper has looked once.
+        time.sleep(0.5 if "forked" in words else 0)
         os._exit(0)
     drop = "del block; " if "drop" in words else ""
     hold = (
