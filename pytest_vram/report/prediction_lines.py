@@ -251,7 +251,8 @@ def _plan(plan: Plan, index: int, confirmed: bool | None) -> list[str]:
 def _impossible(search: Search, found: Impossible) -> list[str]:
     lines = _wrapped(f"nothing fits {_budget(search)}: {found.reason}", indent="", hang="  ")
     for one in found.relaxed:
-        lines += _wrapped(f"it would fit with {one.wish} {one.after} (instead of {one.before}), all else kept")
+        option = "--" + one.wish.replace("_", "-")
+        lines += _wrapped(f"it would fit with {option} {one.after} (instead of {one.before}), all else kept")
     if not found.relaxed and not found.unknown:
         lines.append("  no single wish, relaxed, makes it fit")
     lines += ["  the cheapest configuration:", f"  {shlex.join(found.cheapest.command)}"]

@@ -94,7 +94,7 @@ def test_the_impossible_exits_with_1(cli: Cli, models: dict[str, str]) -> None:
     code, out, _ = cli("plan", *arguments)
     assert code == 1
     assert "bytes) over the limit on gpu0" in out
-    assert "it would fit with minimum_context" in out
+    assert "it would fit with --minimum-context" in out
     code, found = document(cli, *arguments)
     impossible = found["searches"][0]["impossible"]
     assert code == 1
