@@ -12,6 +12,7 @@ MOST = 256 << 20
 #: Bytes that stay when a log is cut: its beginning, where the boot is.
 BEGINNING = 192 << 20
 _END = 64 << 10
+_ROUNDS = 8
 _MOST_READ = 128 << 10
 #: Bytes of the end of a log that are read when it grows faster than it is read, and when its server has ended.
 _MOST_AT_END = 2 << 20
@@ -51,10 +52,16 @@ class CappedLog:
         self.left_out += size - self._beginning - len(end)
         text = b"\n[pytest-vram left out %d bytes of this log here]\n" % self.left_out + end
         os.pwrite(self._fd, text, self._beginning)
-        # In place and then cut, so that what is written meanwhile comes after it, or is taken along here.
-        more = os.pread(self._fd, _END, size)
-        os.pwrite(self._fd, more, self._beginning + len(text))
-        os.ftruncate(self._fd, self._beginning + len(text) + len(more))
+        # In place and then cut. What is written meanwhile is taken along, until nothing more comes: a busy disk may
+        # hold up each of these steps. A server that never pauses is not waited for.
+        at = self._beginning + len(text)
+        for _ in range(_ROUNDS):
+            more = os.pread(self._fd, _END, size)
+            if not more:
+                break
+            os.pwrite(self._fd, more, at)
+            at, size = at + len(more), size + len(more)
+        os.ftruncate(self._fd, at)
         return first
 
     def words(self) -> str:

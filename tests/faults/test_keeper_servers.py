@@ -151,6 +151,8 @@ def test_death_in_use(run: Run, client: KeeperClient) -> None:
     first = acquire(client, plan(), window)
     with pytest.raises(httpx.TransportError):
         httpx.get(first.url + "/crash")
+    # Its connections are closed a moment before it is gone.
+    assert until(lambda: bool(status(client).backends) is False)
     figures = closed(client, window)
     assert len(figures.deaths) == 1
     assert f"agent#1 (PID {first.pid}) was killed by SIGSEGV after" in figures.deaths[0]
@@ -167,6 +169,7 @@ def test_a_failed_assertion_is_in_the_sentence(client: KeeperClient) -> None:
     running = acquire(client, plan(), window)
     with pytest.raises(httpx.TransportError):
         httpx.get(running.url + "/assert")
+    assert until(lambda: bool(status(client).backends) is False)
     (death,) = closed(client, window).deaths
     assert "was killed by SIGABRT" in death
     assert "It says: /src/vocab.cpp:7: GGML_ASSERT(tokenizer) failed." in death
