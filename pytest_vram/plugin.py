@@ -31,8 +31,8 @@ __all__ = ["vram", "vram_async_client", "vram_backend", "vram_backends", "vram_c
 #: Setting → (metavar, help). Checked by :mod:`pytest_vram.settings`, which a run without any of them never imports.
 OPTIONS: dict[str, tuple[str, str]] = {
     "budget": ("SIZE", "memory ceiling for every test, such as 4GB, gpu0=11GB,gpu1=3GB or sum=14GB"),
-    "reserve": ("SIZE", "room that must stay free on the card (not built yet)"),
-    "emulate": ("SIZE", "play a smaller card (not built yet)"),
+    "reserve": ("SIZE", "room that must stay free on the card: peak and reserve together must fit it"),
+    "emulate": ("SIZE", "play a smaller card: the rest of the device is occupied for the run"),
     "backend": ("NAME", "backend from the config file (default: its `default`, else the built-in demo)"),
     "config": ("FILE", "config file (default: vram.toml, else [tool.vram] in pyproject.toml)"),
     "device": (
@@ -47,7 +47,7 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "fail_on": ("EXPR", "tolerance of a comparison (not built yet)"),
     "soak": ("AMOUNT", "run a soak, such as 300turns or 8h (not built yet)"),
     "soak_dir": ("DIR", "where a soak keeps its journal (not built yet)"),
-    "leases": ("{on,off}", "admission between tests, workers and runs (not built yet)"),
+    "leases": ("{on,off}", "admission between tests, workers and runs on this machine (default on)"),
 }
 
 

@@ -22,17 +22,14 @@ from pytest_vram.units import parse_size
 
 #: Settings whose names are reserved by the contract and that this version refuses, with what they will do.
 NOT_BUILT: dict[str, str] = {
-    "reserve": "keeps room on the card free",
-    "emulate": "plays a smaller card",
     "save": "saves a baseline",
     "compare": "compares with a baseline",
     "fail_on": "sets the tolerance of a comparison",
     "soak": "runs a soak",
     "soak_dir": "keeps a soak's journal",
-    "leases": "switches admission between runs",
 }
 #: Settings of this version.
-BUILT = ("budget", "backend", "config", "device", "interval", "missing", "report")
+BUILT = ("budget", "reserve", "emulate", "backend", "config", "device", "interval", "missing", "report", "leases")
 NAMES = (*BUILT, *NOT_BUILT)
 
 _LABEL = re.compile(r"(?:gpu\d+|host)")
@@ -60,7 +57,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What a run was asked to do.
 
     :ivar interval_ms: sampling interval in milliseconds. :ivar missing: ``skip`` or ``fail``.
-    :ivar reports: paths of reports to write. :ivar places: setting → the place its value came from.
+    :ivar reports: paths of reports to write. :ivar reserve: bytes of each card that must stay free.
+    :ivar emulate: size of the card to play, in bytes. :ivar leases: whether tests wait for room and for each other.
+    :ivar places: setting → the place its value came from.
     :ivar ranks: setting → rank of that place.
     """
 
@@ -71,6 +70,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     interval_ms: float = 10.0
     missing: str = "skip"
     reports: tuple[str, ...] = ()
+    reserve: int = 0
+    emulate: int | None = None
+    leases: bool = True
     places: dict[str, str] = {}
     ranks: dict[str, str] = {}
 
@@ -89,6 +91,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "interval": self.interval_ms,
             "missing": self.missing,
             "report": list(self.reports),
+            "reserve": self.reserve,
+            "emulate": self.emulate,
+            "leases": "on" if self.leases else "off",
         }
         return {name: {"value": value, "from": self.places.get(name, "default")} for name, value in shown.items()}
 
@@ -149,6 +154,9 @@ def resolve(found: Mapping[str, Origin], *, config_path: Path | None = None) -> 
         interval_ms=_each(found, "interval", _interval, 10.0),
         missing=_each(found, "missing", _missing, "skip"),
         reports=_each(found, "report", _reports, ()),
+        reserve=_each(found, "reserve", parse_size, 0),
+        emulate=_each(found, "emulate", parse_size, None),
+        leases=_each(found, "leases", _leases, True),
         places={name: origin.place for name, origin in found.items()},
         ranks={name: origin.rank for name, origin in found.items()},
     )
@@ -245,6 +253,12 @@ def _missing(value: object) -> str:
     if value not in ("skip", "fail"):
         raise ValueError(f"{value!r} is not accepted: write skip or fail")
     return str(value)
+
+
+def _leases(value: object) -> bool:
+    if value not in ("on", "off"):
+        raise ValueError(f"{value!r} is not accepted: write on or off")
+    return value == "on"
 
 
 def _reports(value: object) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import msgspec
 
 from pytest_vram.measure.device import DeviceInfo as DeviceInfo
 from pytest_vram.readings import Measured
-from pytest_vram.spec import DeviceSpec, LaunchPlan
+from pytest_vram.spec import DeviceSpec, LaunchPlan, Limits
 
 PROTOCOL = 1
 LARGEST = 16 << 20
@@ -54,13 +54,22 @@ class Open(_Message, frozen=True, kw_only=True):
     :ivar kind: ``test``, ``phase`` or ``request``.
     :ivar name: node id, phase name or request id.
     :ivar parent: window that this one is a part of; its backends are this one's.
-    :ivar exclusive: wait until no other window of kind ``test`` is open, and keep others out (``serial_only``).
+    :ivar exclusive: wait until no other window of kind ``test`` is open, and keep others out (``serial_only``), in
+        other runs on this machine as well.
+    :ivar need: device label → bytes that the test may hold, its backends included; a test without a need holds nothing.
+    :ivar uses: keys of the launch plans of the backends that its fixtures will start; ``need`` covers what they hold.
+    :ivar alone: those of them that no other test may use at the same time.
+    :ivar settle: wait for two agreeing reads before the baseline is taken, for this many seconds at most.
     """
 
     kind: str
     name: str
     parent: int | None = None
     exclusive: bool = False
+    need: dict[str, int] = {}
+    uses: list[str] = []
+    alone: list[str] = []
+    settle: float = 0.0
 
 
 class Close(_Message, frozen=True, kw_only=True):
@@ -168,11 +177,12 @@ class Welcome(_Message, frozen=True, kw_only=True):
 
 
 class Opened(_Message, frozen=True, kw_only=True):
-    """A window is open. ``waited`` is in seconds."""
+    """A window is open. ``waited`` is in seconds; ``waited_for`` says who held what was wanted, one sentence each."""
 
     window: int
     t: int
     waited: float = 0.0
+    waited_for: list[str] = []
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +203,56 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     longest_gap_ms: float | None
 
 
+class Stranger(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that is not of this run and held memory on a device during a window.
+
+    :ivar held: bytes when the window closed. :ivar grew: most that it rose above what it held at the opening.
+    :ivar talked_to: a process of the run had a connection to it meanwhile.
+    :ivar decisive: its growth makes the window's figures unfit for a verdict; ``why`` says for what reason.
+    """
+
+    pid: int
+    name: str
+    device: str
+    held: int
+    grew: int
+    talked_to: bool = False
+    decisive: bool = False
+    why: str = ""
+
+
+class Residue(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory that a test left behind: not a backend's, and still held when the next window opened.
+
+    :ivar test: name of the test during which it came. :ivar pids: processes that hold it, with their names.
+    """
+
+    test: str
+    device: str
+    bytes: int
+    pids: list[tuple[int, str]] = []
+
+
+class HostUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the backends of a window did to the host besides its memory, summed over their processes.
+
+    :ivar major_faults: pages that had to be read from disk. :ivar swap_grew: bytes that went to swap, most seen above
+        the opening. :ivar group_peak: most that the control group of the backends held since they were started, where
+        the kernel keeps it (``memory.peak``).
+    """
+
+    major_faults: Measured | None = None
+    swap_grew: Measured | None = None
+    group_peak: Measured | None = None
+
+
+class PeakTime(msgspec.Struct, frozen=True, kw_only=True):
+    """When the lower end of a peak was reached: after ``since`` and not later than ``at`` (monotonic ns)."""
+
+    since: int
+    at: int
+
+
 class Closed(_Message, frozen=True, kw_only=True):
     """What a window saw; every table is device label → figure.
 
@@ -209,6 +269,11 @@ class Closed(_Message, frozen=True, kw_only=True):
     :ivar shares: who held what, largest first, at most 20.
     :ivar deaths: one sentence for each backend of this window that died in it.
     :ivar trouble: sentences about measurement faults within the window.
+    :ivar peak_at: when the peak of ``run`` was reached. :ivar strangers: processes of others that grew meanwhile.
+    :ivar residues: what earlier tests had left behind when the window opened, still held at its peak.
+    :ivar spill: label → memory of the run that was given on the device and lay in host memory.
+    :ivar host_use: page faults, swap and control group of the backends.
+    :ivar waited: seconds before the window was opened, and ``waited_for`` who held what was wanted.
     """
 
     t0: int
@@ -227,6 +292,13 @@ class Closed(_Message, frozen=True, kw_only=True):
     deaths: list[str] = []
     trouble: list[str] = []
     sampling: Sampling | None = None
+    peak_at: dict[str, PeakTime] = {}
+    strangers: list[Stranger] = []
+    residues: list[Residue] = []
+    spill: dict[str, Measured] = {}
+    host_use: HostUse | None = None
+    waited: float = 0.0
+    waited_for: list[str] = []
 
 
 class Figures(_Message, frozen=True, kw_only=True):
@@ -295,6 +367,8 @@ class State(_Message, frozen=True, kw_only=True):
     sampling: Sampling | None = None
     own_cpu_share: float | None = None
     journal_trouble: str | None = None
+    leases: list[dict[str, Any]] = []
+    waiting: list[dict[str, Any]] = []
 
 
 class Failed(_Message, frozen=True, kw_only=True):
@@ -320,6 +394,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     :ivar controller: PID and start time of the controller; when it is gone, everything goes.
     :ivar devices: what to measure. :ivar interval_ms: sampling interval.
     :ivar rpc: endpoints ``host:port`` of RPC devices, in index order.
+    :ivar budget: what the tests of the run may hold together. :ivar reserve: bytes of each device that stay free.
+    :ivar emulate: size of the card that is played, in bytes. :ivar leases: whether tests wait for each other.
     """
 
     run: str
@@ -330,3 +406,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     interval_ms: float = 10.0
     rpc: list[str] = []
     settings: dict[str, Any] = {}
+    budget: Limits | None = None
+    reserve: int = 0
+    emulate: int | None = None
+    leases: bool = True

@@ -213,8 +213,8 @@ class _Line:
         names = tuple(map(_named, ended))
         return Sums(held, top, marks, now, count, exact, names, disturbed, fault)
 
-    def whole(self) -> Sums:
-        figure = self.last.device
+    def whole(self, *, rise: bool = False) -> Sums:
+        figure = self.last.rise if rise else self.last.device
         if figure is None:
             return Sums(0, 0, 0, 0, 0, False, fault=self.last.fault or "the device gives no figure")
         mark = self.device_mark if self.device_mark is not None else figure.held
@@ -300,7 +300,7 @@ class Timeline:
 
     def _sum(self, line: _Line, scope: str, owners: frozenset[str], pid: int | None) -> Sums:
         if scope == "device" or (not line.probe.per_process and scope == "run"):
-            return line.whole()
+            return line.whole(rise=scope == "run")
         if not line.probe.per_process:
             if scope == "backend" and owners:
                 return self._of_whole_device(line, owners)
@@ -338,7 +338,7 @@ class Timeline:
                 " at the same time"
             )
             return Sums(0, 0, 0, 0, 0, True, fault=reason)
-        return line.whole()
+        return line.whole(rise=True)
 
     # ------------------------------------------------------------ spans
 

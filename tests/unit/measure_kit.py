@@ -24,6 +24,7 @@ class PaperProbe:
     """A probe of the processes in ``held``; marks follow every change until they are reset."""
 
     per_process = True
+    counts_pytest = False
     sources = Sources(mark="host-hwm", sampled="host-rss", now="host-anon", device="host-meminfo")
     note: str | None = None
 
@@ -59,10 +60,14 @@ class PaperProbe:
             if pid in self.held
         }
         total = sum(self.held.values())
-        return Snapshot(figures, Figure(total, total), tuple(pid for pid in pids if pid not in self.held))
+        rise = None if self.per_process else Figure(total, total)
+        return Snapshot(figures, Figure(total, total), tuple(pid for pid in pids if pid not in self.held), rise=rise)
 
     def reset(self) -> None:
         self.marks = dict(self.held)
+
+    def settle(self) -> None:
+        pass
 
     def close(self) -> None:
         self.closed = True

@@ -17,12 +17,15 @@ class Figure(NamedTuple):
         none and a peak is the largest sample.
     :ivar disturbed: the mark fell although nobody here set it back, so that a peak before may be lost: the process
         executed another program, or another tool sets marks back as well.
+    :ivar most: upper end of ``held`` since the last reset, where the source knows one though it has no mark for this
+        time (NVML's accounting keeps the peak of a process's whole life); ``None``: the mark, else unknown.
     """
 
     now: int
     held: int
     mark: int | None = None
     disturbed: bool = False
+    most: int | None = None
 
 
 class Snapshot(NamedTuple):
@@ -33,6 +36,13 @@ class Snapshot(NamedTuple):
     :ivar gone: PIDs that were asked for and have ended.
     :ivar faults: PID → why its figure could not be read.
     :ivar fault: why nothing could be read, for the whole device.
+    :ivar rise: what stands for the run where the source does not say who holds the memory (``per_process`` is
+        false): the device's figure less what was there before; ``None`` where figures are by process.
+    :ivar others: PID → bytes of the processes on the device that were not asked for, as far as the source lists them.
+    :ivar unlisted: bytes in use on the device that no listed process holds (driver, hidden processes); ``None``
+        where that cannot be told.
+    :ivar spill: PID → bytes that it was given on this device and that lie in host memory instead.
+    :ivar doubt: why these figures are second best, such as figures by process that the driver does not give.
     """
 
     processes: dict[int, Figure]
@@ -40,6 +50,11 @@ class Snapshot(NamedTuple):
     gone: tuple[int, ...] = ()
     faults: dict[int, str] = {}
     fault: str | None = None
+    rise: Figure | None = None
+    others: dict[int, int] = {}
+    unlisted: int | None = None
+    spill: dict[int, int] = {}
+    doubt: str | None = None
 
 
 class Sources(NamedTuple):
@@ -58,13 +73,18 @@ class Sources(NamedTuple):
 class Probe(Protocol):
     """Reads one device. Its owner alone calls it, from one thread.
 
-    :ivar per_process: whether figures are known by process; else the device's figure stands for the run, and what
+    ``per_process`` and ``sources`` may change from one read to the next, when a source turns out not to give what it
+    promised; the figures of a read are what the attributes say after it.
+
+    :ivar per_process: whether figures are known by process; else :attr:`Snapshot.rise` stands for the run, and what
         strangers hold is within it.
+    :ivar counts_pytest: whether pytest's own processes are a part of the run here: on every card, not on ``cpu``.
     :ivar note: what every reader of a figure should know, or ``None``.
     """
 
     info: DeviceInfo
     per_process: bool
+    counts_pytest: bool
     sources: Sources
     note: str | None
 
@@ -73,6 +93,12 @@ class Probe(Protocol):
 
     def reset(self) -> None:
         """Set every mark back to the present value. Does nothing where there are no marks."""
+
+    def settle(self) -> None:
+        """Take the present figure of the device as its quiet baseline: nothing of this run is on it yet.
+
+        Does nothing where figures need none.
+        """
 
     def close(self) -> None:
         """Give up descriptors and handles."""

@@ -88,6 +88,7 @@ class HostProbe:
     """Host memory of processes, and of the machine."""
 
     per_process = True
+    counts_pytest = False
     sources = Sources(mark="host-hwm", sampled="host-rss", now="host-anon", device="host-meminfo")
     note: str | None = None
 
@@ -153,6 +154,9 @@ class HostProbe:
             if not process.marked:
                 return f"process {process.pid}: {_NO_RESET}"
         return None
+
+    def settle(self) -> None:
+        """Figures by process need no baseline."""
 
     def close(self) -> None:
         """Close every descriptor."""

@@ -41,6 +41,7 @@ class RpcProbe:
     """
 
     per_process = False
+    counts_pytest = False
     sources = Sources(mark="rpc-hwm", sampled="rpc-rss", now="rpc-anon", device="rpc-hwm")
     note: str | None = None
 
@@ -105,12 +106,15 @@ class RpcProbe:
             mark=max(held, memory.mark - files - own) if process.marked else None,
             disturbed=process.disturbed,
         )
-        return Snapshot({}, figure)
+        return Snapshot({}, figure, rise=figure)
 
     def reset(self) -> None:
         """Set the server's mark back."""
         if self._process is not None:
             self._process.reset()
+
+    def settle(self) -> None:
+        """What is the server's own is known without a baseline."""
 
     def close(self) -> None:
         """Close the descriptors."""
