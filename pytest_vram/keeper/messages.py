@@ -60,6 +60,8 @@ class Open(_Message, frozen=True, kw_only=True):
     :ivar uses: keys of the launch plans of the backends that its fixtures will start; ``need`` covers what they hold.
     :ivar alone: those of them that no other test may use at the same time.
     :ivar settle: wait for two agreeing reads before the baseline is taken, for this many seconds at most.
+    :ivar quick: the window of several short tests without needs, which the gate of their process speaks for: it keeps
+        nobody out and waits for nobody.
     """
 
     kind: str
@@ -70,6 +72,7 @@ class Open(_Message, frozen=True, kw_only=True):
     uses: list[str] = []
     alone: list[str] = []
     settle: float = 0.0
+    quick: bool = False
 
 
 class Close(_Message, frozen=True, kw_only=True):
@@ -269,6 +272,7 @@ class Closed(_Message, frozen=True, kw_only=True):
     :ivar shares: who held what, largest first, at most 20.
     :ivar deaths: one sentence for each backend of this window that died in it.
     :ivar trouble: sentences about measurement faults within the window.
+    :ivar lost: one sentence for each device that stopped answering within the window ("GPU is lost").
     :ivar peak_at: when the peak of ``run`` was reached. :ivar strangers: processes of others that grew meanwhile.
     :ivar residues: what earlier tests had left behind when the window opened, still held at its peak.
     :ivar spill: label → memory of the run that was given on the device and lay in host memory.
@@ -291,6 +295,7 @@ class Closed(_Message, frozen=True, kw_only=True):
     shares: list[Share] = []
     deaths: list[str] = []
     trouble: list[str] = []
+    lost: list[str] = []
     sampling: Sampling | None = None
     peak_at: dict[str, PeakTime] = {}
     strangers: list[Stranger] = []
