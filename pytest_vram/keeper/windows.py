@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -12,15 +11,14 @@ import msgspec
 from pytest_vram.errors import KeeperError
 from pytest_vram.keeper.admission import Admission
 from pytest_vram.keeper.core import Core, sampling
-from pytest_vram.keeper.messages import Closed, Figures, Share
+from pytest_vram.keeper.figures import agree, doubted, larger_of, merge, shares, with_boot
+from pytest_vram.keeper.messages import Closed, Figures
 from pytest_vram.keeper.server import Server
-from pytest_vram.measure import PYTEST, TEST, UNKNOWN, Span
+from pytest_vram.measure import Span
 from pytest_vram.readings import Measured, Reading
-from pytest_vram.readings import larger as larger_figure
 
 _KINDS = ("test", "phase", "request")
 _MOST_OVERLAPPED = 200
-_MOST_SHARES = 20
 _BETWEEN_READS = 0.1
 
 
@@ -190,7 +188,7 @@ class Windows:
             self._admission.leave(ticket)
         closed = self._closed(window, t)
         if window.kind == "phase" and window.parent is not None:
-            _merge(window.parent.phases, window.name, closed.run)
+            merge(window.parent.phases, window.name, closed.run)
         fields: dict[str, Any] = {
             "event": "close",
             "window": window.number,
@@ -219,7 +217,7 @@ class Windows:
             before = figures
             await asyncio.sleep(_BETWEEN_READS)
             figures = self._figures(owners)
-            if _agree(before, figures, tolerance):
+            if agree(before, figures, tolerance):
                 break
             if time.monotonic() >= deadline:
                 return msgspec.structs.replace(figures, settled=False)
@@ -242,19 +240,19 @@ class Windows:
         if window.kind == "test":
             for server in window.servers.values():
                 for label, peak in server.boot_peak.items():
-                    backend[label] = _larger(backend[label], peak) if label in backend else peak
-                    decided, figure = _with_boot(run.get(label), peak, server.label)
+                    backend[label] = larger_of(backend[label], peak) if label in backend else peak
+                    decided, figure = with_boot(run.get(label), peak, server.label)
                     run[label] = figure
                     boot = boot or decided
                 if server.host_boot_peak is not None:
-                    host = _larger(host, server.host_boot_peak) if host is not None else server.host_boot_peak
+                    host = larger_of(host, server.host_boot_peak) if host is not None else server.host_boot_peak
                 for phase in server.phases:
                     if phase.peak:
-                        _merge(phases, phase.name, phase.peak)
+                        merge(phases, phase.name, phase.peak)
         doubts = [server.doubt for server in window.servers.values() if server.doubt is not None]
         if doubts:
-            run, backend = _doubted(run, doubts), _doubted(backend, doubts)
-            phases = {name: _doubted(peaks, doubts) for name, peaks in phases.items()}
+            run, backend = doubted(run, doubts), doubted(backend, doubts)
+            phases = {name: doubted(peaks, doubts) for name, peaks in phases.items()}
         trouble = [*doubts, *(sentence for sentence in (self._core.journal_trouble,) if sentence is not None)]
         return Closed(
             t0=span.t,
@@ -269,80 +267,8 @@ class Windows:
             phases=phases,
             boot=boot,
             overlapped=list(window.overlapped),
-            shares=_shares(span),
+            shares=shares(span),
             deaths=list(window.deaths),
             trouble=trouble,
             sampling=sampling(timeline.rate(span)),
         )
-
-
-def _doubted(figures: dict[str, Measured], doubts: list[str]) -> dict[str, Measured]:
-    """The figures with reasons why something may be missing in them."""
-    return {
-        label: msgspec.structs.replace(figure, exact=False, note="; ".join(filter(None, [figure.note, *doubts])))
-        if isinstance(figure, Reading)
-        else figure
-        for label, figure in figures.items()
-    }
-
-
-def _larger(one: Measured, two: Measured) -> Measured:
-    """The larger figure; where it is inexact because of the smaller one, with the reasons of that."""
-    found = larger_figure([one, two])
-    if isinstance(one, Reading) and isinstance(two, Reading) and isinstance(found, Reading) and not found.exact:
-        notes = [
-            figure.note for figure in (one, two) if figure.note and (not figure.exact or figure.note == found.note)
-        ]
-        sampled = [figure for figure in (one, two) if not figure.exact]
-        found = msgspec.structs.replace(
-            found,
-            note="; ".join(dict.fromkeys(filter(None, notes))) or None,
-            interval_ms=found.interval_ms or sampled[0].interval_ms,
-            samples=found.samples or sampled[0].samples,
-        )
-    return found
-
-
-def _with_boot(run: Measured | None, boot: Measured, label: str) -> tuple[bool, Measured]:
-    """The run's peak with a backend's boot peak, and whether the boot decided it."""
-    if isinstance(boot, Reading):
-        boot = msgspec.structs.replace(boot, scope="run", note="; ".join(filter(None, [f"boot of {label}", boot.note])))
-    if run is None:
-        return True, boot
-    figure = _larger(run, boot)
-    decided = isinstance(run, Reading) and isinstance(boot, Reading) and boot.upper > run.upper
-    return decided, figure
-
-
-def _merge(phases: dict[str, dict[str, Measured]], name: str, peaks: dict[str, Measured]) -> None:
-    table = phases.setdefault(name, {})
-    for label, peak in peaks.items():
-        table[label] = _larger(table[label], peak) if label in table else peak
-
-
-def _shares(span: Span) -> list[Share]:
-    found = sorted(span.shares.values(), key=lambda held: -held.bytes)[:_MOST_SHARES]
-    return [
-        Share(
-            pid=held.pid,
-            name=held.name,
-            device=held.device,
-            bytes=held.bytes,
-            backend=held.owner if held.owner not in (TEST, PYTEST, UNKNOWN) else None,
-        )
-        for held in found
-    ]
-
-
-def _agree(one: Figures, two: Figures, tolerance: int) -> bool:
-    pairs: Iterable[tuple[Measured, Measured | None]] = [
-        *((figure, two.run.get(label)) for label, figure in one.run.items()),
-        *((figure, two.backend.get(label)) for label, figure in one.backend.items()),
-    ]
-    for before, after in pairs:
-        if isinstance(before, Reading) and isinstance(after, Reading):
-            if abs(before.bytes - after.bytes) > tolerance:
-                return False
-        elif type(before) is not type(after):
-            return False
-    return True

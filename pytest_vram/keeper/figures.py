@@ -1,0 +1,89 @@
+"""Merging the figures of windows: with those of boots, of phases, of reads before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from pytest_vram.keeper.messages import Figures, Share
+from pytest_vram.measure import PYTEST, TEST, UNKNOWN, Span
+from pytest_vram.readings import Measured, Reading
+from pytest_vram.readings import larger as larger_figure
+
+_MOST_SHARES = 20
+
+
+def doubted(figures: dict[str, Measured], doubts: list[str]) -> dict[str, Measured]:
+    """The figures with reasons why something may be missing in them."""
+    return {
+        label: msgspec.structs.replace(figure, exact=False, note="; ".join(filter(None, [figure.note, *doubts])))
+        if isinstance(figure, Reading)
+        else figure
+        for label, figure in figures.items()
+    }
+
+
+def larger_of(one: Measured, two: Measured) -> Measured:
+    """The larger figure; where it is inexact because of the smaller one, with the reasons of that."""
+    found = larger_figure([one, two])
+    if isinstance(one, Reading) and isinstance(two, Reading) and isinstance(found, Reading) and not found.exact:
+        notes = [
+            figure.note for figure in (one, two) if figure.note and (not figure.exact or figure.note == found.note)
+        ]
+        sampled = [figure for figure in (one, two) if not figure.exact]
+        found = msgspec.structs.replace(
+            found,
+            note="; ".join(dict.fromkeys(filter(None, notes))) or None,
+            interval_ms=found.interval_ms or sampled[0].interval_ms,
+            samples=found.samples or sampled[0].samples,
+        )
+    return found
+
+
+def with_boot(run: Measured | None, boot: Measured, label: str) -> tuple[bool, Measured]:
+    """The run's peak with a backend's boot peak, and whether the boot decided it."""
+    if isinstance(boot, Reading):
+        boot = msgspec.structs.replace(boot, scope="run", note="; ".join(filter(None, [f"boot of {label}", boot.note])))
+    if run is None:
+        return True, boot
+    figure = larger_of(run, boot)
+    decided = isinstance(run, Reading) and isinstance(boot, Reading) and boot.upper > run.upper
+    return decided, figure
+
+
+def merge(phases: dict[str, dict[str, Measured]], name: str, peaks: dict[str, Measured]) -> None:
+    """Take the peaks of a phase into a table of phases; those of one name are one."""
+    table = phases.setdefault(name, {})
+    for label, peak in peaks.items():
+        table[label] = larger_of(table[label], peak) if label in table else peak
+
+
+def shares(span: Span) -> list[Share]:
+    """Who held most within a span, the largest first."""
+    found = sorted(span.shares.values(), key=lambda held: -held.bytes)[:_MOST_SHARES]
+    return [
+        Share(
+            pid=held.pid,
+            name=held.name,
+            device=held.device,
+            bytes=held.bytes,
+            backend=held.owner if held.owner not in (TEST, PYTEST, UNKNOWN) else None,
+        )
+        for held in found
+    ]
+
+
+def agree(one: Figures, two: Figures, tolerance: int) -> bool:
+    """Whether two reads differ by no more than ``tolerance`` bytes in any figure."""
+    pairs: Iterable[tuple[Measured, Measured | None]] = [
+        *((figure, two.run.get(label)) for label, figure in one.run.items()),
+        *((figure, two.backend.get(label)) for label, figure in one.backend.items()),
+    ]
+    for before, after in pairs:
+        if isinstance(before, Reading) and isinstance(after, Reading):
+            if abs(before.bytes - after.bytes) > tolerance:
+                return False
+        elif type(before) is not type(after):
+            return False
+    return True
