@@ -39,6 +39,7 @@ def main() -> None:
     # The launcher's caller waits for the end of this pipe; the keeper's copy is the one that counts.
     os.dup2(2, 1)
     _wait(keeper)
+    _lift_limits(text)
     _end_all(guard)
 
 
@@ -57,6 +58,20 @@ def _wait(keeper: int) -> None:
             return
         os.write(2, b"the keeper was stopped (%s); it goes on\n" % signal.Signals(os.WSTOPSIG(status)).name.encode())
         os.kill(keeper, signal.SIGCONT)
+
+
+def _lift_limits(text: bytes) -> None:
+    """Give processes of others the memory limits back that a keeper, which was killed, had taken from them."""
+    import json
+
+    from pytest_vram.keeper import limits
+
+    try:
+        path = limits.path_of(json.loads(text)["socket"])
+        if path.exists():
+            limits.lift(path)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        os.write(2, f"limits that --vram-emulate set could not be lifted: {error}\n".encode())
 
 
 def _end_all(guard: int) -> None:

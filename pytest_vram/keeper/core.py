@@ -13,6 +13,7 @@ from typing import Any
 
 from pytest_vram.errors import BadInput
 from pytest_vram.journal import FILE_NAME, Journal, Writer
+from pytest_vram.keeper.ballast import Ballast
 from pytest_vram.keeper.messages import BACKEND_MARK, MEMBER_MARK, RUN_MARK, DeviceInfo, Launch, Sampling
 from pytest_vram.measure import UNKNOWN, Members, Rate, Timeline, host_probe, open_probes, procfs
 from pytest_vram.readings import Unmeasurable
@@ -42,18 +43,21 @@ class Core:
         self.known_label: Callable[[str], bool] = lambda label: False
         self.label_of_session: Callable[[int], str | None] = lambda session: None
         self.only_label: Callable[[], str | None] = lambda: None
+        probes = open_probes(launch.devices, launch.rpc)
+        found = [probe for probe in probes if not isinstance(probe, Unmeasurable)]
+        self.ballast = Ballast(launch.socket)
+        if launch.emulate is not None:
+            found = self.ballast.play(found, launch.emulate)
         new = self._read_journal()
         self.journal = Writer(self.folder / FILE_NAME)
         self.members = Members(
-            excluded=(self.pid, guard),
+            excluded=(self.pid, guard, *self.ballast.pids),
             reaper=self.pid,
             adopter=self._orphan,
             undecided=self._may_be_worker,
             marked=self._marked,
             nested=self._nested,
         )
-        probes = open_probes(launch.devices, launch.rpc)
-        found = [probe for probe in probes if not isinstance(probe, Unmeasurable)]
         host = next((probe for probe in found if probe.info.label == "host"), None)
         self.timeline = Timeline(found, host or host_probe(), self.members)
         self.devices: list[DeviceInfo] = [probe.info for probe in self.timeline.probes]
@@ -105,6 +109,8 @@ class Core:
                 capacity=device.capacity,
                 source=device.source,
                 uuid=device.uuid,
+                limit_from=device.limit_from,
+                notes=device.notes,
             )
         for reason in missing:
             self.log("note", text=f"not measured: {reason.reason}", device=reason.device)

@@ -18,7 +18,7 @@ import msgspec
 
 from pytest_vram.errors import BackendError, KeeperError, VramError
 from pytest_vram.journal import KINDS
-from pytest_vram.keeper import parents, wire
+from pytest_vram.keeper import limits, parents, wire
 from pytest_vram.keeper.core import Core, sampling
 from pytest_vram.keeper.messages import (
     PROTOCOL,
@@ -121,6 +121,7 @@ class Service:
             for connection in list(self._connections.values()):
                 connection.writer.close()
             self.core.timeline.close_probes()
+            self.core.ballast.end()
             self.core.journal.close()
 
     def _sampler_ended(self, task: asyncio.Task[None]) -> None:
@@ -522,6 +523,8 @@ def run(text: bytes, guard: int) -> None:
         parents.adopt_orphans()
         listening = _listen(launch.socket)
         remove_stale(Path(launch.socket).parent)
+        for path in limits.stale(Path(launch.socket).parent):
+            limits.lift(path)
         asyncio.run(_main(launch, guard, listening))
         code = 0
     except (msgspec.MsgspecError, VramError, OSError) as error:
