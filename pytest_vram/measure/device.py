@@ -21,6 +21,8 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     :ivar oversubscribes: whether allocations beyond the card succeed in host memory here, so that a figure above the
         capacity is spill and not impossible. :ivar per_process: whether it says which process holds what.
     :ivar exact: whether its source cannot miss a peak. :ivar notes: what a reader of its figures must know.
+    :ivar engine_names: what engines that run in the environment of this run call it, such as ``CUDA0``; empty where
+        that is not certain. :ivar accounting: whether the driver's accounting is on; ``None`` where there is none.
     """
 
     label: str
@@ -35,6 +37,8 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     per_process: bool = True
     exact: bool = False
     notes: tuple[str, ...] = ()
+    engine_names: tuple[str, ...] = ()
+    accounting: bool | None = None
 
     @property
     def key(self) -> str:

@@ -31,11 +31,14 @@ class Figure(NamedTuple):
 class Snapshot(NamedTuple):
     """One read of a probe.
 
-    :ivar processes: PID → figure, of those asked for that still run.
+    :ivar processes: PID → figure, of those asked for that still run. A process that ended since the read before is
+        here once more where the source keeps its exact peak (NVML's accounting), holding nothing, whether it is asked
+        for or not; it is among ``gone`` as well.
     :ivar device: everything on the device, everyone included; ``None`` where the source has no such figure.
     :ivar gone: PIDs that were asked for and have ended.
     :ivar faults: PID → why its figure could not be read.
     :ivar fault: why nothing could be read, for the whole device.
+    :ivar lost: the fault is for good: the device is gone, or its driver is.
     :ivar rise: what stands for the run where the source does not say who holds the memory (``per_process`` is
         false): the device's figure less what was there before; ``None`` where figures are by process.
     :ivar others: PID → bytes of the processes on the device that were not asked for, as far as the source lists them.
@@ -55,6 +58,7 @@ class Snapshot(NamedTuple):
     unlisted: int | None = None
     spill: dict[int, int] = {}
     doubt: str | None = None
+    lost: bool = False
 
 
 class Sources(NamedTuple):
