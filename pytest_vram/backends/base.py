@@ -42,6 +42,7 @@ class PlanContext(msgspec.Struct, frozen=True, kw_only=True):
 
     :ivar devices: the devices of this run. :ivar rpc: endpoints of RPC devices among them, in order.
     :ivar rootdir: folder of the project. :ivar run: id of the run; the same in all its processes.
+    :ivar emulate: size in bytes of the card that is played; an engine that plans by the free memory is told of it.
     :ivar predicted: nothing is measured, and estimates are judged; servers run on whatever devices they find.
     """
 
@@ -50,6 +51,7 @@ class PlanContext(msgspec.Struct, frozen=True, kw_only=True):
     rootdir: str = "."
     run: str = ""
     predicted: bool = False
+    emulate: int | None = None
 
     def endpoints(self) -> dict[str, str]:
         """Endpoint → label of the RPC devices that this run measures; without any device, every endpoint given."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -13,6 +14,7 @@ from pytest_vram.backends.base import Engine, PlanContext, Properties, refuse_fo
 from pytest_vram.backends.keys import api_key
 from pytest_vram.errors import BadSpec, EngineNotFound
 from pytest_vram.spec import BackendSpec, LaunchPlan, OptionValue
+from pytest_vram.units import MIB
 
 #: Buffers are printed from this verbosity on, in builds whose help calls it "trace".
 VERBOSITY = 4
@@ -49,6 +51,8 @@ _ALIASES = {
     "log-verbosity": "verbosity",
     "swa-checkpoints": "ctx-checkpoints",
 }
+#: MiB that ``--fit`` leaves free in builds whose help does not say it.
+_FIT_TARGET = 1024
 _HOST_CACHES: dict[str, OptionValue] = {"cache-ram": 0, "ctx-checkpoints": 0}
 
 
@@ -67,7 +71,7 @@ class LlamaServer(Engine):
         options = dict(spec.options)
         _check_verbosity(options, known, where)
         port = _take_port(options, where)
-        added = self._placement(spec, context, known)
+        added = self._placement(spec, context, known) + self._margin(spec, context, known)
         argv = [str(executable), "--model", str(model), "--host", "127.0.0.1", "--port", str(port)]
         argv += flags.to_argv(options, known, origin=where, refused=REFUSED)
         argv += added
@@ -109,6 +113,23 @@ class LlamaServer(Engine):
             # Host memory stands in for the card, so a GPU that happens to be here must stay out of it.
             return ["--device", "none"]
         return []
+
+    @staticmethod
+    def _margin(spec: BackendSpec, context: PlanContext, known: flags.Help) -> list[str]:
+        """What ``--fit`` must leave free so that it plans for the card that is played.
+
+        An RPC server says that all of its machine's memory is free, whatever limit it has. The margin is the part of
+        that which is not there, and what the build leaves free anyway. A card whose rest is occupied says so itself.
+        """
+        if context.emulate is None or {device.kind for device in context.devices} != {"rpc"}:
+            return []
+        flag = known.find("fit-target")
+        if flag is None or _given(spec.options, known, "fit-target"):
+            return []
+        usual = re.search(r"\bdefault: (\d+)", flag.text)
+        seen = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        hidden = max(0, -(-(seen - context.emulate) // MIB))
+        return ["--fit-target", str(hidden + (int(usual[1]) if usual else _FIT_TARGET))]
 
     def capabilities(self, spec: BackendSpec) -> frozenset[str]:
         """Everything that a check may ask for, except what the options switch off."""

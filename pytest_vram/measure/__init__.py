@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pytest_vram.measure.device import DeviceInfo
+from pytest_vram.measure.emulated import emulated
 from pytest_vram.measure.members import PYTEST, TEST, UNKNOWN, Member, Members
 from pytest_vram.measure.survey import host_probe, open_probes, survey
 from pytest_vram.measure.timeline import Peak, Rate, Span, Sums, Timeline
@@ -19,6 +20,7 @@ __all__ = [
     "Span",
     "Sums",
     "Timeline",
+    "emulated",
     "host_probe",
     "open_probes",
     "survey",
