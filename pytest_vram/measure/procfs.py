@@ -81,6 +81,20 @@ def alive(pid: int, start: int, proc: str = "/proc") -> bool:
     return stat is not None and stat.start == start and stat.state not in "ZX"
 
 
+def major_faults(pid: int, proc: str = "/proc") -> int | None:
+    """Pages that a process, and children that it waited for, had to wait for until they were read from disk.
+
+    Fields 12 and 13 of ``/proc/PID/stat``; ``None`` when there is no such process, or its file cannot be read.
+    """
+    try:
+        with open(f"{proc}/{pid}/stat", "rb") as stream:
+            text = stream.read()
+    except OSError:
+        return None
+    fields = text[text.rfind(b")") + 2 :].split()
+    return int(fields[9]) + int(fields[10]) if len(fields) > 10 else None
+
+
 def reset_mark(pid: int, proc: str = "/proc") -> bool:
     """Set the high-water mark of a process back to what it holds now; whether that was possible."""
     try:
