@@ -239,12 +239,14 @@ class Residue(msgspec.Struct, frozen=True, kw_only=True):
 class HostUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the backends of a window did to the host besides its memory, summed over their processes.
 
-    :ivar major_faults: pages that had to be read from disk. :ivar swap_grew: bytes that went to swap, most seen above
+    :ivar major_faults: pages that had to be read from disk, in bytes. :ivar major_fault_count: how many; ``None`` where
+        that could not be read. :ivar swap_grew: bytes that went to swap, most seen above
         the opening. :ivar group_peak: most that the control group of the backends held since they were started, where
         the kernel keeps it (``memory.peak``).
     """
 
     major_faults: Measured | None = None
+    major_fault_count: int | None = None
     swap_grew: Measured | None = None
     group_peak: Measured | None = None
 
