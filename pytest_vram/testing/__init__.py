@@ -1,13 +1,33 @@
-"""What tests of checks and deployments need: a GPU in software, tiny models, deployments that run out of memory."""
+"""What tests of checks and deployments need: GPUs in software, a fake driver, tiny models, what runs out of memory."""
 
+from pytest_vram.testing.fake_nvml import (
+    Card,
+    FakeDriver,
+    FakeDriverUnavailable,
+    Fault,
+    Memory,
+    Process,
+    Script,
+    Slice,
+    fake_nvml,
+)
 from pytest_vram.testing.memory import OutOfMemory, out_of_memory, weights_as_buffers
 from pytest_vram.testing.models import Shape, write_llama, write_qwen3moe
 from pytest_vram.testing.software import SoftwareGpu, rpc_server, software_gpu
 
 __all__ = [
+    "Card",
+    "FakeDriver",
+    "FakeDriverUnavailable",
+    "Fault",
+    "Memory",
     "OutOfMemory",
+    "Process",
+    "Script",
     "Shape",
+    "Slice",
     "SoftwareGpu",
+    "fake_nvml",
     "out_of_memory",
     "rpc_server",
     "software_gpu",
