@@ -183,6 +183,7 @@ class Service:
             for connection in self._connections.values():
                 for window in self.windows.of(connection.number):
                     self._abandon(window)
+            core.ballast.end()
             core.flush()
             core.log(
                 "end",

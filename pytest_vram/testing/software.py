@@ -31,6 +31,8 @@ VARIABLE = "PYTEST_VRAM_RPC"
 START_TIMEOUT = 20.0
 _PR_SET_PDEATHSIG = 1
 _TRIES = 3
+#: What is freed goes back at once: a C library that keeps it for later would make the device smaller for the next client.
+_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_ARENA_MAX": "1"}
 
 
 class SoftwareGpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +114,7 @@ def _device(program: Path, limit: int | None, threads: int) -> Iterator[Software
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, **_MALLOC},
                 start_new_session=True,
                 preexec_fn=_before_exec(limit),
             )

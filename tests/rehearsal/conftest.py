@@ -20,7 +20,9 @@ from pytest_vram.spec import BackendSpec, DeviceSpec
 class Rehearsal:
     """One run: a keeper, a window that is open, and the pool of its backends."""
 
-    def __init__(self, folder: Path, kind: str, rpc: Sequence[str], specs: Sequence[BackendSpec]) -> None:
+    def __init__(
+        self, folder: Path, kind: str, rpc: Sequence[str], specs: Sequence[BackendSpec], emulate: int | None = None
+    ) -> None:
         run = f"rehearsal-{uuid.uuid4().hex[:8]}"
         self.socket = socket_path(run)
         ensure(
@@ -31,13 +33,14 @@ class Rehearsal:
                 controller=(os.getpid(), start_time(os.getpid())),
                 devices=[DeviceSpec(kind=kind, text=kind)],
                 rpc=list(rpc),
+                emulate=emulate,
             )
         )
         self.client = KeeperClient(self.socket, role="controller")
         opened = self.client.call(Open(kind="test", name="rehearsal"))
         assert isinstance(opened, Opened)
         self.window = opened.window
-        context = PlanContext(devices=tuple(self.client.welcome.devices), rpc=tuple(rpc), run=run)
+        context = PlanContext(devices=tuple(self.client.welcome.devices), rpc=tuple(rpc), run=run, emulate=emulate)
         self.pool = Pool(self, context, {spec.name: spec for spec in specs}, specs[0].name, lambda: self.window)
 
     def call(self, request: Request, timeout: float | None = None) -> Reply:
@@ -62,10 +65,12 @@ def rehearse(tmp_path: Path) -> Iterator[Callable[..., Rehearsal]]:
     """Starts runs on the device kind that is named, with these specs; all end with the test."""
     made: list[Rehearsal] = []
 
-    def start(*specs: BackendSpec, kind: str = "cpu", rpc: Sequence[str] = ()) -> Rehearsal:
+    def start(
+        *specs: BackendSpec, kind: str = "cpu", rpc: Sequence[str] = (), emulate: int | None = None
+    ) -> Rehearsal:
         folder = tmp_path / f"run{len(made)}"
         folder.mkdir()
-        made.append(Rehearsal(folder, kind, rpc, specs))
+        made.append(Rehearsal(folder, kind, rpc, specs, emulate))
         return made[-1]
 
     yield start
