@@ -5,8 +5,9 @@ from __future__ import annotations
 from pytest_vram.measure.device import DeviceInfo
 from pytest_vram.measure.emulated import emulated
 from pytest_vram.measure.members import PYTEST, TEST, UNKNOWN, Member, Members
+from pytest_vram.measure.spans import Peak, Rate, Seen, Span, Sums
 from pytest_vram.measure.survey import host_probe, open_probes, survey
-from pytest_vram.measure.timeline import Peak, Rate, Span, Sums, Timeline
+from pytest_vram.measure.timeline import Timeline
 
 __all__ = [
     "PYTEST",
@@ -17,6 +18,7 @@ __all__ = [
     "Members",
     "Peak",
     "Rate",
+    "Seen",
     "Span",
     "Sums",
     "Timeline",

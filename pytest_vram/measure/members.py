@@ -171,6 +171,10 @@ class Members:
         """Every member, pytest's own processes included."""
         return list(self._members.values())
 
+    def pids(self) -> list[int]:
+        """PID of every member, pytest's own processes included."""
+        return list(self._members)
+
     def of(self, owner: str) -> list[Member]:
         """Members of one owner."""
         return [member for member in self._members.values() if member.owner == owner]
@@ -189,6 +193,10 @@ class Members:
     def run(self) -> list[int]:
         """PIDs of the run: everything but pytest's own; those that ended since :meth:`clear_ended` included."""
         return self._group(frozenset())
+
+    def everyone(self) -> list[int]:
+        """PIDs of the run and of pytest's own processes, recently ended ones included."""
+        return [member.pid for member in [*self._members.values(), *self._ended]]
 
     def group(self, owners: frozenset[str]) -> list[int]:
         """PIDs of these owners, recently ended ones included; an empty set of owners has none."""

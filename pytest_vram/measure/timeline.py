@@ -1,7 +1,8 @@
 """From samples and marks to peaks.
 
 The keeper reads every probe at each tick and at each boundary, folds what it read into every open span, and sets the
-marks back at boundaries. Time between two resets is an *epoch*. The peak of several processes together lies between
+marks back at boundaries. Time between two resets of a device's marks is an *epoch* of it. The peak of several processes
+together lies between
 
 * the largest sum of a sample, or the largest single mark, whichever is more, and
 * the largest sum, over the epochs, of the marks of the processes that lived in that epoch.
@@ -13,233 +14,227 @@ epochs short, so that the upper end follows the samples closely.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from statistics import median
-from typing import NamedTuple
 
 from pytest_vram.measure.members import PYTEST, TEST, UNKNOWN, Member, Members
-from pytest_vram.measure.probes import HostProbe, Probe, Snapshot
+from pytest_vram.measure.probes import Figure, Probe, Snapshot
+from pytest_vram.measure.sanity import Checked, Judge, beyond, capacity_of
+from pytest_vram.measure.spans import NONE_ON_IT, NOT_ON_IT, NOTHING_SEEN, Held, Peak, Rate, Span, Sums, named
 from pytest_vram.readings import Measured, Reading, Unmeasurable
+
+__all__ = ["STALE", "Held", "Peak", "Rate", "Span", "Sums", "Timeline"]
 
 #: Marks that together exceed the present sum by this much are stale: bytes.
 STALE = 1 << 20
 _KEPT_INTERVALS = 4096
-_MOST_SHARES = 256
-#: Nanoseconds between two looks, at ticks, for processes that left the tree; at boundaries there is always one.
+#: Nanoseconds between two looks, at ticks, for processes that left the tree; at boundaries there is always one. Host
+#: memory that is no judged device is read as often: its marks miss nothing.
 _LOOK = 100_000_000
-_MOST_DOUBTS = 3
+_NO_FIGURE = "the device gives no figure"
+#: Kinds of devices on which every process has memory.
+_HOSTS = ("cpu", "unified")
 
-NOTHING_SEEN = "no process of this run besides pytest (one that lived shorter than a sampling interval is not seen)"
 _NESTED = "another run of this plugin goes on within this one and sets high-water marks back as well"
-_DISTURBED = (
-    "a high-water mark fell between two reads: a process executed another program, or another tool sets marks back"
-)
-
-
-class Rate(NamedTuple):
-    """How a span was sampled, in milliseconds."""
-
-    samples: int
-    interval_ms: float | None
-    longest_gap_ms: float | None
-
-
-class Sums(NamedTuple):
-    """What a group of processes held at one read.
-
-    :ivar held: sum at this moment. :ivar top: largest single mark. :ivar marks: sum of the marks of this epoch.
-    :ivar alive: processes that run. :ivar exact: every one had a mark. :ivar ended: names of those that ended
-        since the read before. :ivar disturbed: some mark fell without a reset. :ivar fault: why some figure is
-        missing. :ivar doubts: other reasons why something may be missing in it.
-    """
-
-    held: int
-    top: int
-    marks: int
-    now: int
-    alive: int
-    exact: bool
-    ended: tuple[str, ...] = ()
-    disturbed: bool = False
-    fault: str | None = None
-    doubts: tuple[str, ...] = ()
-
-
-class Peak:
-    """The peak of one group of processes on one device over one span."""
-
-    __slots__ = ("_disturbed", "_doubts", "_ended", "_exact", "_fault", "_high", "_low", "_seen")
-
-    def __init__(self) -> None:
-        self._low = 0
-        self._high = 0
-        self._seen = False
-        self._exact = True
-        self._disturbed = False
-        self._ended: list[str] = []
-        self._doubts: list[str] = []
-        self._fault: str | None = None
-
-    def fold(self, sums: Sums) -> None:
-        """Take in one read."""
-        if sums.fault is not None:
-            self._fault = self._fault or sums.fault
-        for doubt in sums.doubts:
-            if len(self._doubts) < _MOST_DOUBTS and doubt not in self._doubts:
-                self._doubts.append(doubt)
-        if sums.alive or sums.ended:
-            self._seen = True
-            self._low = max(self._low, sums.held, sums.top)
-            self._high = max(self._high, self._low, sums.marks)
-            self._exact = self._exact and sums.exact
-            self._disturbed = self._disturbed or sums.disturbed
-            for name in sums.ended:
-                if len(self._ended) < 3 and name not in self._ended:
-                    self._ended.append(name)
-
-    def reading(self, probe: Probe, scope: str, rate: Rate, *, source: str | None = None) -> Measured:
-        """The peak as a figure."""
-        if self._fault is not None:
-            return Unmeasurable(reason=self._fault, scope=scope, device=probe.info.label)
-        notes = [probe.note] if probe.note else []
-        if not self._seen:
-            notes.insert(0, NOTHING_SEEN)
-        if self._ended:
-            notes.append(f"contains a process that ended between two samples ({', '.join(self._ended)})")
-        if not self._exact:
-            reason = probe.unmarked() if isinstance(probe, HostProbe) else None
-            notes.append(reason or "the peak is the largest sample")
-        if self._disturbed:
-            notes.append(_DISTURBED)
-        notes += self._doubts
-        exact = self._seen and self._exact and not (self._ended or self._disturbed or self._doubts)
-        interval = self._high > self._low
-        sampled = not exact or interval
-        return Reading(
-            bytes=self._low,
-            at_most=self._high if interval else None,
-            source=source or (probe.sources.mark if self._exact else probe.sources.sampled),
-            scope=scope,
-            device=probe.info.label,
-            exact=exact,
-            interval_ms=rate.interval_ms if sampled else None,
-            samples=rate.samples if sampled else None,
-            note="; ".join(notes) or None,
-        )
-
-
-def _named(member: Member) -> str:
-    return f"{member.name}, PID {member.pid}"
-
-
-class Held(NamedTuple):
-    """The mark of one process within a span."""
-
-    pid: int
-    name: str
-    owner: str
-    device: str
-    bytes: int
-
-
-class Span:
-    """What one window sees while it is open.
-
-    :ivar owners: backends (``name#generation``) that it uses; may grow.
-    :ivar pid: pytest process that it belongs to, for the scope ``process``.
-    """
-
-    def __init__(self, t: int, ticks: int, owners: Iterable[str] = (), pid: int | None = None) -> None:
-        self.t = t
-        self.ticks = ticks
-        self.owners: frozenset[str] = frozenset(owners)
-        self.pid = pid
-        self.run: dict[str, Peak] = {}
-        self.backend: dict[str, Peak] = {}
-        self.process: dict[str, Peak] = {}
-        self.device: dict[str, Peak] = {}
-        self.host = Peak()
-        self.shares: dict[tuple[str, int], Held] = {}
-        self.longest_gap = 0
-        self.rate: tuple[int, Rate] | None = None
 
 
 class _Line:
-    """One probe with its epoch and its last read."""
+    """One probe with its epoch and its last read.
 
-    def __init__(self, probe: Probe, counted: bool) -> None:
+    :ivar version: counts the reads that differed from the one before. :ivar read_at: when the last read began.
+    :ivar before: when the read before that began.
+    """
+
+    def __init__(self, probe: Probe) -> None:
         self.probe = probe
-        self.counted = counted
+        self.label = probe.info.label
+        self.judge = Judge(probe.info)
+        self.capacity = capacity_of(probe.info) if probe.info.oversubscribes else None
+        #: Whether every process has memory on it, so that one that ended unseen had some.
+        self.host = probe.info.kind in _HOSTS
+        #: Of this epoch, by PID: largest mark, largest upper end, largest figure of any kind.
         self.marks: dict[int, int] = {}
+        self.uppers: dict[int, int] = {}
+        self.tops: dict[int, int] = {}
         self.device_mark: int | None = None
+        self.rise_mark: int | None = None
         self.last = Snapshot({}, None)
+        self.device_fault: str | None = None
+        self.per_process = probe.per_process
+        self.sources = probe.sources
         self.sums: dict[tuple[str, frozenset[str]], Sums] = {}
+        self.spill = 0
+        self.read_at = self.before = 0
+        self.fresh = True
 
-    def read(self, pids: Sequence[int]) -> None:
-        self.last = snapshot = self.probe.read(pids if self.probe.per_process else ())
+    def read(self, now: int, pids: Collection[int]) -> bool:
+        """Read the device; whether anything differs from the last read, or the epoch is new."""
+        self.before, self.read_at = self.read_at, now
+        probe = self.probe
+        # Asked for in any case: whose figures they are decides what the others' are.
+        checked = self.judge.check(probe.read(pids))
+        snapshot = checked.snapshot
+        if (
+            not self.fresh
+            and snapshot == self.last
+            and checked.device_fault == self.device_fault
+            and probe.per_process == self.per_process
+            and probe.sources == self.sources
+        ):
+            return False
+        self._take(checked)
+        return True
+
+    def _take(self, checked: Checked) -> None:
+        self.last = snapshot = checked.snapshot
+        self.device_fault = checked.device_fault
+        self.per_process, self.sources = self.probe.per_process, self.probe.sources
         self.sums = {}
+        self.fresh = False
+        marks, uppers, tops = self.marks, self.uppers, self.tops
         for pid, figure in snapshot.processes.items():
-            mark = figure.held if figure.mark is None else max(figure.mark, figure.held)
-            self.marks[pid] = max(self.marks.get(pid, 0), mark)
-        if snapshot.device is not None:
-            figure = snapshot.device
-            mark = figure.held if figure.mark is None else max(figure.mark, figure.held)
-            self.device_mark = max(self.device_mark or 0, mark)
+            top = figure.held
+            if figure.mark is not None:
+                top = max(top, figure.mark)
+                marks[pid] = max(marks.get(pid, 0), top)
+            upper = top if figure.most is None else max(top, figure.most)
+            if upper > uppers.get(pid, -1):
+                uppers[pid] = upper
+            if top > tops.get(pid, -1):
+                tops[pid] = top
+        self.device_mark = _mark(snapshot.device, self.device_mark)
+        self.rise_mark = _mark(snapshot.rise, self.rise_mark)
+        self.spill = sum(snapshot.spill.values())
+        if self.capacity is not None:
+            mine = snapshot.processes.values() if self.per_process else filter(None, [snapshot.rise])
+            self.spill = max(self.spill, beyond(sum(figure.held for figure in mine), self.capacity))
 
     def new_epoch(self) -> None:
+        self.probe.reset()
         self.marks = {}
-        self.device_mark = None
+        self.uppers = {}
+        self.tops = {}
+        self.device_mark = self.rise_mark = None
         self.sums = {}
+        # The next read must be taken in, though it may be equal to this one.
+        self.fresh = True
 
-    def group(self, pids: Sequence[int], ended: Sequence[Member]) -> Sums:
-        held = top = marks = now = count = 0
-        exact, disturbed = True, False
-        fault = self.last.fault
+    def stale(self, pids: Iterable[int]) -> bool:
+        """Whether the marks of several processes together are far above what they hold now."""
+        if len(self.marks) < 2:
+            return False
+        held = marks = count = 0
         processes = self.last.processes
         for pid in pids:
-            mark = self.marks.get(pid)
+            figure, mark = processes.get(pid), self.marks.get(pid)
+            if figure is not None:
+                held += figure.held
+                count += 1
+            if mark is not None:
+                marks += mark
+            elif figure is not None:
+                marks += figure.held
+        return count > 1 and marks > held + STALE
+
+    def group(self, pids: Iterable[int], ended: Iterable[Member] = ()) -> Sums:
+        held = top = marks = most = now = count = 0
+        exact, bounded, disturbed = True, True, False
+        last = self.last
+        fault, processes = last.fault, last.processes
+        for pid in pids:
+            figure, mark = processes.get(pid), self.marks.get(pid)
             if mark is not None:
                 marks += mark
                 top = max(top, mark)
-            figure = processes.get(pid)
             if figure is None:
-                fault = fault or self.last.faults.get(pid)
+                fault = fault or last.faults.get(pid)
+                if mark is not None:
+                    most += self.uppers[pid]
                 continue
             held += figure.held
             now += figure.now
             count += 1
-            exact = exact and figure.mark is not None
+            marked = figure.mark is not None
+            if mark is None:
+                marks += figure.held
+            # Without any upper end the figure of this read stands: largest reads of different moments do not add up.
+            most += self.uppers[pid] if mark is not None or figure.most is not None else figure.held
+            exact = exact and marked
+            bounded = bounded and (marked or figure.most is not None)
             disturbed = disturbed or figure.disturbed
-        names = tuple(map(_named, ended))
-        return Sums(held, top, marks, now, count, exact, names, disturbed, fault)
+        names = tuple(map(named, ended)) if self.host else ()
+        return Sums(held, top, marks, most, now, count, exact, bounded, names, disturbed, fault)
 
     def whole(self, *, rise: bool = False) -> Sums:
         figure = self.last.rise if rise else self.last.device
         if figure is None:
-            return Sums(0, 0, 0, 0, 0, False, fault=self.last.fault or "the device gives no figure")
-        mark = self.device_mark if self.device_mark is not None else figure.held
-        return Sums(figure.held, mark, mark, figure.now, 1, figure.mark is not None, (), figure.disturbed)
+            return Sums(fault=self.last.fault or self.device_fault or _NO_FIGURE, whole=True)
+        mark = self.rise_mark if rise else self.device_mark
+        top = figure.held if mark is None else mark
+        most = top if figure.most is None else max(top, figure.most)
+        marked = figure.mark is not None
+        return Sums(
+            held=figure.held,
+            top=top,
+            marks=top,
+            most=most,
+            now=figure.now,
+            alive=1,
+            exact=marked,
+            bounded=marked or figure.most is not None,
+            disturbed=figure.disturbed,
+            whole=True,
+        )
+
+
+def _mark(figure: Figure | None, before: int | None) -> int | None:
+    """The largest mark of the epoch, this read included."""
+    if figure is None:
+        return before
+    top = figure.held if figure.mark is None else max(figure.mark, figure.held)
+    return top if before is None else max(before, top)
 
 
 class Timeline:
     """All probes and all open spans of a run. One thread; the caller brings the time.
 
     :param probes: the devices that are judged. :param host: probe of host memory, read in any case (for
-        ``max_host_memory``); where ``cpu`` is among the devices it is one of ``probes``.
+        ``max_host_memory``); where ``cpu`` is among the devices it is one of ``probes``, else it is read at boundaries
+        and ten times a second.
+    :param interval: wanted nanoseconds between two ticks, for counting gaps; 0: none is counted.
+    :param clock: asked when a read is over; else it is taken to be over when it began.
     """
 
-    def __init__(self, probes: Sequence[Probe], host: Probe, members: Members) -> None:
+    def __init__(
+        self,
+        probes: Sequence[Probe],
+        host: Probe,
+        members: Members,
+        *,
+        interval: int = 0,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
         self.members = members
-        self._lines = [_Line(probe, True) for probe in probes]
+        self._lines = [_Line(probe) for probe in probes]
         hosts = [line for line in self._lines if line.probe is host]
-        self._host = hosts[0] if hosts else _Line(host, False)
+        self._host = hosts[0] if hosts else _Line(host)
         self._all = self._lines if hosts else [*self._lines, self._host]
         self._spans: set[Span] = set()
         self._intervals: deque[tuple[int, int]] = deque(maxlen=_KEPT_INTERVALS)
+        self._interval = interval
+        self._clock = clock
         self._looked = 0
+        #: Members that ended at a read before: a source may keep their exact peak, and give it late.
+        self._recent: list[Member] = []
+        #: What the members were at the last read.
+        self._pids: list[int] = []
         #: Called when a span is opened: from now on every sample counts.
         self.on_open: Callable[[], None] = lambda: None
+        #: Called with a span, a label and a PID (0: none is listed) when it is first seen that a stranger has risen by
+        #: more than 64 MiB above the span's opening. It may look at what the stranger does at this moment.
+        self.on_growth: Callable[[Span, str, int], None] = lambda span, label, pid: None
         self.ticks = 0
+        self.gaps = 0
         self.last_tick: int | None = None
 
     @property
@@ -247,18 +242,24 @@ class Timeline:
         """Probes of the judged devices."""
         return [line.probe for line in self._lines]
 
-    def snapshots(self) -> list[tuple[Probe, Snapshot]]:
-        """Each judged device with its last read."""
-        return [(line.probe, line.last) for line in self._lines]
-
     # ------------------------------------------------------------ reading
 
     def tick(self, now: int) -> None:
         """One sample."""
-        if self.last_tick is not None:
-            self._intervals.append((now, now - self.last_tick))
-        for span in self._spans:
-            span.longest_gap = max(span.longest_gap, now - max(self.last_tick or 0, span.t))
+        last = self.last_tick
+        if last is not None:
+            interval = now - last
+            self._intervals.append((now, interval))
+            gap = self._interval > 0 and interval > 3 * self._interval
+            self.gaps += gap
+            for span in self._spans:
+                since = interval if last >= span.t else now - span.t
+                if since > span.longest_gap:
+                    span.longest_gap = since
+                span.gaps += gap
+        else:
+            for span in self._spans:
+                span.longest_gap = max(span.longest_gap, now - span.t)
         # Without a span there is no hurry: how long it is to the next sample says nothing.
         self.last_tick = now if self._spans else None
         self.ticks += 1
@@ -277,23 +278,41 @@ class Timeline:
         if reset and members.has_young():
             # A window must not close before a process that was forked a moment ago is counted.
             members.scan()
-        pids = [member.pid for member in members.all()]
-        for line in self._all:
-            line.read(pids)
-            for pid in line.last.gone:
-                members.forget(pid)
+        pids = members.pids()
+        lines = self._all if look else self._lines
+        changed = [line for line in lines if line.read(now, pids)]
+        for line in changed:
+            if line.per_process:
+                for pid in line.last.gone:
+                    members.forget(pid)
         ended = members.ended()
+        if ended or members.late or pids != self._pids:
+            # Whose figures add up to what has changed, though no figure may have.
+            changed = list(lines)
+            for line in lines:
+                line.sums = {}
+            self._pids = pids
+        at = self._clock() if self._clock is not None else now
         for span in self._spans:
-            self._fold(span)
-        if reset or ended or members.late or self._stale():
+            for line in lines if span.fresh else changed:
+                self._fold(span, line, at)
+            span.fresh = span.fresh and not look
+        if reset or ended or members.late:
             for line in self._all:
-                line.probe.reset()
                 line.new_epoch()
+            self._recent = list(ended)
             members.clear_ended()
+            return
+        for line in changed:
+            if line.stale(self._everyone(line)):
+                line.new_epoch()
 
-    def _stale(self) -> bool:
-        sums = self._sums(self._host, "run", frozenset())
-        return sums.alive > 1 and sums.marks > sums.held + STALE
+    def _everyone(self, line: _Line) -> list[int]:
+        """PIDs of the run on this device."""
+        members = self.members
+        if not line.probe.counts_pytest:
+            return members.run()
+        return members.everyone()
 
     def _sums(self, line: _Line, scope: str, owners: frozenset[str], pid: int | None = None) -> Sums:
         key = (scope if pid is None else f"{scope} {pid}", owners)
@@ -303,25 +322,48 @@ class Timeline:
         return found
 
     def _sum(self, line: _Line, scope: str, owners: frozenset[str], pid: int | None) -> Sums:
-        if scope == "device" or (not line.probe.per_process and scope == "run"):
-            return line.whole(rise=scope == "run")
-        if not line.probe.per_process:
+        if scope == "device":
+            return line.whole()
+        doubt = line.last.doubt
+        doubts = (doubt,) if doubt is not None else ()
+        if not line.per_process:
+            if scope == "run":
+                return line.whole(rise=True)._replace(doubts=doubts)
             if scope == "backend" and owners:
-                return self._of_whole_device(line, owners)
-            return Sums(0, 0, 0, 0, 0, True, fault=f"{line.probe.info.name} does not say what one process holds")
-        ended = self.members.ended()
+                return self._of_whole_device(line, owners)._replace(doubts=doubts)
+            return Sums(fault=f"{line.probe.info.name} does not say what one process holds")
+        members = self.members
         if scope == "run":
-            sums = line.group(self.members.run(), [member for member in ended if member.owner != PYTEST])
-            return sums._replace(doubts=self._doubts())
+            everyone = line.probe.counts_pytest
+            ended = [member for member in members.ended() if everyone or member.owner != PYTEST]
+            pids = self._everyone(line) + [
+                member.pid for member in self._late(line) if everyone or member.owner != PYTEST
+            ]
+            return line.group(pids, ended)._replace(doubts=doubts + self._doubts())
         if scope == "backend":
-            sums = line.group(self.members.group(owners), [member for member in ended if member.owner in owners])
-            return sums._replace(doubts=self._unclaimed()) if owners else sums
-        return line.group([pid] if pid is not None else [], [])
+            if not owners:
+                return Sums()
+            ended = [member for member in members.ended() if member.owner in owners]
+            pids = members.group(owners) + [member.pid for member in self._late(line) if member.owner in owners]
+            return line.group(pids, ended)._replace(doubts=doubts + self._unclaimed())
+        return line.group([pid] if pid is not None else [])._replace(doubts=doubts)
+
+    def _late(self, line: _Line) -> list[Member]:
+        """Members that ended at a read before, and whose last figure came with this read."""
+        if not self._recent or line.host:
+            return []
+        members, processes = self.members, line.last.processes
+        ended = {member.pid for member in members.ended()}
+        return [
+            member
+            for member in self._recent
+            if member.pid in processes and member.pid not in ended and members.get(member.pid) is None
+        ]
 
     def _doubts(self) -> tuple[str, ...]:
         """Why the run may hold, or have held, more than its processes show."""
         found = [
-            f"{_named(member)} had left the process tree and was found late: what it held before is not known"
+            f"{named(member)} had left the process tree and was found late: what it held before is not known"
             for member in self.members.late
         ]
         if self.members.nested:
@@ -331,7 +373,7 @@ class Timeline:
     def _unclaimed(self) -> tuple[str, ...]:
         """Processes of some backend, nobody knows of which."""
         found = [*self.members.of(UNKNOWN), *(member for member in self.members.ended() if member.owner == UNKNOWN)]
-        return tuple(f"{_named(member)} is of some backend, unknown which, and not counted here" for member in found)
+        return tuple(f"{named(member)} is of some backend, unknown which, and not counted here" for member in found)
 
     def _of_whole_device(self, line: _Line, owners: frozenset[str]) -> Sums:
         """A device without figures by process: its whole figure is the backend's when no other backend runs."""
@@ -341,7 +383,7 @@ class Timeline:
                 f"{line.probe.info.name} does not say who holds its memory, and {', '.join(sorted(others))} ran"
                 " at the same time"
             )
-            return Sums(0, 0, 0, 0, 0, True, fault=reason)
+            return Sums(fault=reason, whole=True)
         return line.whole(rise=True)
 
     # ------------------------------------------------------------ spans
@@ -349,6 +391,12 @@ class Timeline:
     def open(self, now: int, owners: Iterable[str] = (), pid: int | None = None) -> Span:
         """Begin a span. The caller has just called :meth:`boundary`, or knows that nothing runs."""
         span = Span(now, self.ticks, owners, pid)
+        for line in self._lines:
+            last = line.last
+            if last.others:
+                span.others(line.label, last.others, (), opening=True)
+            if last.unlisted is not None:
+                span.hidden(line.label, last.unlisted)
         self._spans.add(span)
         self.on_open()
         return span
@@ -361,36 +409,45 @@ class Timeline:
     def use(self, span: Span, owners: Iterable[str]) -> None:
         """Let a span use these backends from now on. Call :meth:`boundary` first."""
         span.owners = span.owners | frozenset(owners)
+        span.fresh = True
 
     def close(self, span: Span) -> None:
         """End a span; its peaks stay readable."""
         self._spans.discard(span)
 
-    def _fold(self, span: Span) -> None:
-        for line in self._lines:
-            label = line.probe.info.label
-            span.run.setdefault(label, Peak()).fold(self._sums(line, "run", frozenset()))
-            span.device.setdefault(label, Peak()).fold(self._sums(line, "device", frozenset()))
-            if span.owners:
-                span.backend.setdefault(label, Peak()).fold(self._sums(line, "backend", span.owners))
-            if span.pid is not None and line.probe.per_process:
-                span.process.setdefault(label, Peak()).fold(self._sums(line, "process", frozenset(), span.pid))
-            self._fold_shares(span, line, label)
+    def _fold(self, span: Span, line: _Line, at: int) -> None:
+        """Take one read of one device into a span."""
+        sources, since = line.sources, line.before
+        if line is self._host and span.owners:
+            span.host.fold(self._sums(line, "backend", span.owners), sources, since, at)
+            if line not in self._lines:
+                return
+        elif line not in self._lines:
+            return
+        label, last = line.label, line.last
+        _of(span.run, label).fold(self._sums(line, "run", frozenset()), sources, since, at)
+        _of(span.device, label).fold(self._sums(line, "device", frozenset()), sources, since, at)
         if span.owners:
-            span.host.fold(self._sums(self._host, "backend", span.owners))
+            _of(span.backend, label).fold(self._sums(line, "backend", span.owners), sources, since, at)
+        if span.pid is not None and (line.per_process or label in span.process):
+            _of(span.process, label).fold(self._sums(line, "process", frozenset(), span.pid), sources, since, at)
+        if last.fault is not None:
+            span.fault(line.probe, last.fault, lost=last.lost)
+        self._fold_shares(span, line)
+        if line.spill > span.spill.get(label, 0):
+            span.spill[label] = line.spill
+        if last.others or span.strangers:
+            for pid in span.others(label, last.others, self._pids, opening=False):
+                self.on_growth(span, label, pid)
+        if last.unlisted is not None and span.hidden(label, last.unlisted):
+            self.on_growth(span, label, 0)
 
-    def _fold_shares(self, span: Span, line: _Line, label: str) -> None:
-        shares = span.shares
-        for pid, mark in line.marks.items():
-            old = shares.get((label, pid))
-            if old is not None and old.bytes >= mark:
-                continue
-            member = self.members.get(pid)
-            if member is not None and member.owner != PYTEST:
-                shares[(label, pid)] = Held(pid, member.name, member.owner, label, mark)
-        if len(shares) > _MOST_SHARES:
-            kept = sorted(shares.items(), key=lambda item: -item[1].bytes)[: _MOST_SHARES // 2]
-            span.shares = dict(kept)
+    def _fold_shares(self, span: Span, line: _Line) -> None:
+        members, counted = self.members, line.probe.counts_pytest
+        for pid, top in line.tops.items():
+            member = members.get(pid)
+            if member is not None and (counted or member.owner != PYTEST):
+                span.hold(line.label, member, top)
 
     # ------------------------------------------------------------ results
 
@@ -409,6 +466,7 @@ class Timeline:
             samples=self.ticks - (span.ticks if span else 0),
             interval_ms=round(median(intervals) / 1e6, 3) if intervals else None,
             longest_gap_ms=round(gap / 1e6, 3) if gap else None,
+            gaps=span.gaps if span else self.gaps,
         )
         if span is not None:
             span.rate = (self.ticks, rate)
@@ -420,16 +478,39 @@ class Timeline:
         table: dict[str, Peak] = getattr(span, scope)
         found: dict[str, Measured] = {}
         for line in self._lines:
-            label = line.probe.info.label
+            label = line.label
             peak = table.get(label)
             if peak is None:
                 if scope == "run":
                     peak = Peak()
                 else:
                     continue
-            source = line.probe.sources.device if scope == "device" else None
-            found[label] = peak.reading(line.probe, scope, rate, source=source)
+            source = line.sources.device if scope == "device" else None
+            nothing = NOTHING_SEEN
+            if line.probe.counts_pytest:
+                nothing = NOT_ON_IT if scope == "process" else NONE_ON_IT
+            found[label] = peak.reading(line.probe, scope, rate, source=source, nothing=nothing)
         return found
+
+    def spill(self, span: Span) -> dict[str, Measured]:
+        """Memory of the run that was given on a device and lay in host memory, by label, where there was any.
+
+        The figure is the largest sample; it is no part of, and no more than, what the run's peak says.
+        """
+        rate = self.rate(span)
+        return {
+            line.label: Reading(
+                bytes=span.spill[line.label],
+                source=line.sources.sampled,
+                scope="run",
+                device=line.label,
+                exact=False,
+                interval_ms=rate.interval_ms,
+                samples=rate.samples,
+            )
+            for line in self._lines
+            if line.label in span.spill
+        }
 
     def host_peak(self, span: Span) -> Measured | None:
         """Peak host memory of the span's backends; ``None`` when it uses none."""
@@ -446,7 +527,7 @@ class Timeline:
     def _current(self, scope: str, owners: frozenset[str], which: str) -> dict[str, Measured]:
         found: dict[str, Measured] = {}
         for line in self._lines:
-            label, sources = line.probe.info.label, line.probe.sources
+            label, sources = line.label, line.sources
             sums = self._sums(line, scope, owners)
             if sums.fault is not None:
                 found[label] = Unmeasurable(reason=sums.fault, scope=scope, device=label)
@@ -456,16 +537,28 @@ class Timeline:
                 source=sources.now if which == "now" else sources.sampled,
                 scope=scope,
                 device=label,
-                exact=True,
-                note=None if sums.alive else "no process of this run besides pytest",
+                # What is no figure of these processes alone is doubtful as a present figure too.
+                exact=not sums.doubts,
+                note="; ".join([*([] if sums.alive else [_nobody(line)]), *sums.doubts]) or None,
             )
         return found
 
     def run_sums(self) -> list[tuple[str, Sums]]:
         """Label and sums of the whole run at the last read, for the journal."""
-        return [(line.probe.info.label, self._sums(line, "run", frozenset())) for line in self._lines]
+        return [(line.label, self._sums(line, "run", frozenset())) for line in self._lines]
 
     def close_probes(self) -> None:
         """Give up every probe."""
         for line in self._all:
             line.probe.close()
+
+
+def _of(table: dict[str, Peak], label: str) -> Peak:
+    found = table.get(label)
+    if found is None:
+        found = table[label] = Peak()
+    return found
+
+
+def _nobody(line: _Line) -> str:
+    return "no process of this run is on it" if line.probe.counts_pytest else "no process of this run besides pytest"
