@@ -40,12 +40,6 @@ static char handles[CARDS * (SLICES + 1)];
 
 typedef struct { int card, slice; Card *c; Slot *slot; u64 now; } Asked;
 
-static const Fault *fault_in(const Fault *faults, int count, const char *on, u64 now) {
-    for (int i = 0; i < count; i++)
-        if ((!strcmp(faults[i].on, on) || !strcmp(faults[i].on, "all")) && now >= faults[i].from) return &faults[i];
-    return NULL;
-}
-
 static void rest_for(u64 ns) {
     struct timespec t = {(time_t)(ns / 1000000000ULL), (long)(ns % 1000000000ULL)};
     while (nanosleep(&t, &t) && errno == EINTR) {}
@@ -314,10 +308,13 @@ static int collect(Asked *asked, int kind, ProcessV2 *to, int room) {
                                   slot->compute_instance};
     }
     map_allocations(0);
-    for (int i = 0; allocations && asked->slice < 0 && (kind & COMPUTE) && i < ALLOCATIONS && count < room; i++)
-        if (counts(&allocations[i], asked->card))
-            to[count++] = (ProcessV2){(unsigned)allocations[i].pid + asked->c->pid_offset, allocations[i].bytes,
-                                      0xFFFFFFFFu, 0xFFFFFFFFu};
+    for (int i = 0; allocations && (kind & COMPUTE) && i < ALLOCATIONS && count < room; i++) {
+        Allocation *one = &allocations[i];
+        if (!counts(one, asked->card, asked->slice)) continue;
+        Slot *slot = one->slice >= 0 && one->slice < asked->c->slice_count ? &asked->c->slices[one->slice] : &asked->c->slot;
+        to[count++] = (ProcessV2){(unsigned)one->pid + asked->c->pid_offset, one->bytes, slot->gpu_instance,
+                                  slot->compute_instance};
+    }
     return count;
 }
 

@@ -47,7 +47,7 @@ NOT_AVAILABLE = 2**64 - 1
 
 Entry = Literal[
     "all", "init", "driver", "count", "handle", "name", "uuid", "index", "pci", "memory", "bar1", "processes",
-    "accounting", "mig", "utilization", "addressing", "mode",
+    "accounting", "mig", "utilization", "addressing", "mode", "cuda",
 ]  # fmt: skip
 Kind = Literal["compute", "graphics", "both", "mps"]
 _CODES = {
@@ -272,7 +272,8 @@ def fake_nvml(
     :raises FakeDriverUnavailable: it cannot be built here. :raises ValueError: a description that makes no sense.
     """
     path = library(driver)
-    variables = {NVML_VARIABLE: str(path)}
+    cuda = build("fake_cuda.c", "libcuda.so.1", driver=_major(driver))
+    variables = {NVML_VARIABLE: str(path), CUDA_VARIABLE: str(cuda)}
     with tempfile.TemporaryDirectory(prefix="vram-driver-") as folder:
         state = Path(folder) / "state"
         made = FakeDriver(path, state, cards, driver, faults)

@@ -77,7 +77,7 @@ typedef struct {
 
 /* What programs took through the fake CUDA driver, shared by all processes. */
 typedef struct {
-    int pid, card;
+    int pid, card, slice;
     u64 born, bytes;
 } Allocation;
 
@@ -245,6 +245,12 @@ static int load(void) {
     return 1;
 }
 
+static const Fault *fault_in(const Fault *faults, int count, const char *on, u64 now) {
+    for (int i = 0; i < count; i++)
+        if ((!strcmp(faults[i].on, on) || !strcmp(faults[i].on, "all")) && now >= faults[i].from) return &faults[i];
+    return NULL;
+}
+
 /* ------------------------------------------------------------------ processes */
 
 static int open_of(int pid, const char *file) {
@@ -366,7 +372,7 @@ static u64 held(Process *p, u64 now) {
 }
 
 /* What the driver says that a process holds. */
-static u64 listed(Process *p, u64 now) {
+__attribute__((unused)) static u64 listed(Process *p, u64 now) {
     u64 from = S.cards[p->card].frozen_from;
     if (p->not_available) return NOT_AVAILABLE;
     if (!from || now < from) return held(p, now);
@@ -379,7 +385,7 @@ static u64 listed(Process *p, u64 now) {
 }
 
 /* The exact most that a process has held since it began, as accounting keeps it. */
-static u64 most(Process *p, u64 now) {
+__attribute__((unused)) static u64 most(Process *p, u64 now) {
     static const char *const peak[] = {"VmHWM:", "VmSwap:", NULL};
     static const char *const files[] = {"RssFile:", "RssShmem:", NULL};
     if (p->ends && now > p->ends) now = p->ends;
@@ -415,8 +421,9 @@ static void map_allocations(int create) {
     if (at != MAP_FAILED) allocations = at;
 }
 
-static int counts(const Allocation *one, int card) {
-    return one->pid && one->card == card && one->bytes && born_of(one->pid) == one->born;
+static int counts(const Allocation *one, int card, int slice) {
+    return one->pid && one->card == card && (slice < 0 || one->slice == slice) && one->bytes &&
+           born_of(one->pid) == one->born;
 }
 
 /* ------------------------------------------------------------------ a card or slice as a whole */
@@ -425,16 +432,14 @@ static int counts(const Allocation *one, int card) {
 static u64 in_use(int card, int slice, u64 now) {
     Card *c = &S.cards[card];
     u64 sum = slice < 0 ? c->slot.hidden : c->slices[slice].hidden;
+    for (int k = 0; slice < 0 && k < c->slice_count; k++) sum += c->slices[k].hidden;
     for (int i = 0; i < S.process_count; i++) {
         Process *p = &S.processes[i];
         if (p->card == card && (slice < 0 || p->slice == slice) && holder(p, now)) sum += held(p, now);
     }
-    if (slice < 0) {
-        for (int k = 0; k < c->slice_count; k++) sum += c->slices[k].hidden;
-        map_allocations(0);
-        for (int i = 0; allocations && i < ALLOCATIONS; i++)
-            if (counts(&allocations[i], card)) sum += allocations[i].bytes;
-    }
+    map_allocations(0);
+    for (int i = 0; allocations && i < ALLOCATIONS; i++)
+        if (counts(&allocations[i], card, slice)) sum += allocations[i].bytes;
     Slot *slot = slice < 0 ? &c->slot : &c->slices[slice];
     if (c->oversubscribes && sum > slot->total - slot->reserved) sum = slot->total - slot->reserved;
     return sum;
