@@ -59,7 +59,11 @@ class Core:
             nested=self._nested,
         )
         host = next((probe for probe in found if probe.info.label == "host"), None)
-        self.timeline = Timeline(found, host or host_probe(), self.members)
+        #: Wanted nanoseconds between two samples.
+        self.interval = int(max(1.0, launch.interval_ms) * 1e6)
+        self.timeline = Timeline(
+            found, host or host_probe(), self.members, interval=self.interval, clock=time.monotonic_ns
+        )
         self.devices: list[DeviceInfo] = [probe.info for probe in self.timeline.probes]
         # The process that serves a device holds the device's memory, which is not host memory of this run.
         for probe in self.timeline.probes:
@@ -248,7 +252,9 @@ def _versions() -> dict[str, str]:
 
 def sampling(rate: Rate) -> Sampling:
     """The timeline's rate as a message."""
-    return Sampling(samples=rate.samples, interval_ms=rate.interval_ms, longest_gap_ms=rate.longest_gap_ms)
+    return Sampling(
+        samples=rate.samples, interval_ms=rate.interval_ms, longest_gap_ms=rate.longest_gap_ms, gaps=rate.gaps
+    )
 
 
 def file_name(name: str) -> str:

@@ -199,11 +199,15 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How well a window was sampled: real median interval and longest gap, in milliseconds."""
+    """How well a window was sampled: real median interval and longest gap, in milliseconds.
+
+    :ivar gaps: intervals of more than three times the wanted one.
+    """
 
     samples: int
     interval_ms: float | None
     longest_gap_ms: float | None
+    gaps: int = 0
 
 
 class Stranger(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
@@ -48,6 +47,7 @@ from pytest_vram.keeper.messages import (
 )
 from pytest_vram.keeper.processes import Watch
 from pytest_vram.keeper.servers import Servers
+from pytest_vram.keeper.ticker import Ticker
 from pytest_vram.keeper.turns import Turns
 from pytest_vram.keeper.windows import Window, Windows
 from pytest_vram.measure import PYTEST, procfs
@@ -60,8 +60,10 @@ _END_GRACE = 1.0
 _STALE_SECONDS = 60.0
 #: Seconds of processor time that one step may take: a regular expression can take for ever.
 _MOST_COMPUTING = 5.0
-#: Seconds between two samples while no window is open and nothing boots.
-_IDLE_PERIOD = 0.1
+#: Nanoseconds between two samples while no window is open and nothing boots.
+_IDLE_PERIOD = 100_000_000
+#: Intervals by which a sample may be late without a line in the journal.
+_MOST_LATE = 3
 _OWN_KINDS = frozenset({"run", "keeper", "device", "process", "sample", "gap", "backend", "window", "end"})
 
 
@@ -93,6 +95,7 @@ class Service:
         self._controller_gone = asyncio.Event()
         self._ending: asyncio.Task[None] | None = None
         self._outcome = ""
+        self._slow_down: Callable[[], None] = lambda: None
 
     # ------------------------------------------------------------ life
 
@@ -134,35 +137,29 @@ class Service:
         self._finish_soon(f"sampling broke: {error!r}")
 
     async def _sample(self) -> None:
-        """Tick at absolute deadlines, so that lateness does not add up; slowly while nothing is judged or boots.
+        """Tick at the wanted interval; slowly while nothing is judged or boots.
 
         A figure begins at a boundary, when every mark is set back, so that slow ticks before it cost it nothing.
         """
-        period = max(1.0, self.launch.interval_ms) / 1e3
-        opened = asyncio.Event()
+        ticker = Ticker(self.core.interval, _IDLE_PERIOD, self._tick)
         timeline = self.core.timeline
-        timeline.on_open = opened.set
-        due = time.monotonic()
-        while True:
-            opened.clear()
-            if timeline.busy:
-                due += period
-                await asyncio.sleep(max(0.0, due - time.monotonic()))
-                late = time.monotonic() - due
-                if late > 3 * period:
-                    self.core.log("gap", late_ms=round(late * 1e3, 3))
-                    due += late // period * period
-            else:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(opened.wait(), max(period, _IDLE_PERIOD))
-                due = time.monotonic()
-                if opened.is_set():
-                    continue
-            self.core.tick()
-            self.servers.cut_logs()
-            # The signal that ends this process if it computes for so long without coming here again, and servers with
-            # it. Time in which it is stopped or frozen does not count.
-            signal.setitimer(signal.ITIMER_PROF, _MOST_COMPUTING)
+        timeline.on_open = ticker.fast
+        self._slow_down = ticker.slow
+        if timeline.busy:
+            ticker.fast()
+        await ticker.run()
+
+    def _tick(self, periods: int) -> None:
+        timeline = self.core.timeline
+        if periods > _MOST_LATE and timeline.busy:
+            self.core.log("gap", late_ms=round((periods - 1) * self.core.interval / 1e6, 3))
+        self.core.tick()
+        self.servers.cut_logs()
+        if not timeline.busy:
+            self._slow_down()
+        # The signal that ends this process if it computes for so long without coming here again, and servers with
+        # it. Time in which it is stopped or frozen does not count.
+        signal.setitimer(signal.ITIMER_PROF, _MOST_COMPUTING)
 
     def _controller_ended(self) -> None:
         self._controller_gone.set()
