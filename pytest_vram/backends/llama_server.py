@@ -166,6 +166,8 @@ class LlamaServer(Engine):
         for option, fact in (("cache-type-k", "cache_type_k"), ("cache-type-v", "cache_type_v")):
             if isinstance(options.get(option), str):
                 facts[fact] = options[option]
+        if options.get("mlock") is True or "mlock" in str(options.get("load-mode", "")):
+            facts["mlock"] = True
         flash = options.get("flash-attn")
         if flash in ("on", "off", True, False):
             facts["flash_attention"] = "enabled" if flash in ("on", True) else "disabled"

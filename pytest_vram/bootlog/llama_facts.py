@@ -62,6 +62,8 @@ _RULES: tuple[Rule, ...] = (
         ("flash_attention",),
         lambda: "disabled",
     ),
+    ("failed to mlock", r"\bfailed to mlock \d+-byte buffer", ("mlock",), lambda: False),
+    ("failed to VirtualLock", r"\bfailed to VirtualLock \d+-byte buffer", ("mlock",), lambda: False),
     ("kv_unified", r"\bkv_unified\s+= (true|false)", ("kv_unified",), _switch),
     ("reserve took", r"\breserve took (\d{1,12}(?:\.\d{1,6})?) ms", ("reserve_seconds",), _milliseconds),
     ("graph splits", r"\bgraph splits = (\d+)", ("graph_splits",), count),
@@ -99,7 +101,7 @@ _SIGNS = re.compile(
     r"|\bclamping\b|\bcapping\b|\boverridden to\b|is not compatible|might be suboptimal|will be suboptimal"
     r"|possible training context overflow|does not match expectation|Failed to connect to|using device .* instead"
     r"|only last value will be used|memory usage will increase|no usable GPU found"
-    r"|cannot be used with preferred buffer type",
+    r"|cannot be used with preferred buffer type|failed to mlock|failed to VirtualLock",
     re.IGNORECASE,
 )
 

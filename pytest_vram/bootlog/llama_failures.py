@@ -54,7 +54,8 @@ _LOAD = re.compile(
     r"|failed to read key-value pairs.*|failed to read tensor (?:info|data).*"
 )
 _CRASH = re.compile(
-    r"GGML_ASSERT\(.*|Remote RPC server crashed.*|terminate called .*|(?:CUDA|HIP|ROCm) error: .*|ggml_abort.*|Segmentation fault.*"
+    r"GGML_ASSERT\(.*|Remote RPC server crashed.*|terminate called .*"
+    r"|(?:CUDA|HIP|ROCm) error: .*|ggml_abort.*|Segmentation fault.*"
 )
 _EXIT = re.compile(r"exiting due to .*")
 RECOVERED = "retrying without pipeline parallelism"

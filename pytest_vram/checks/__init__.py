@@ -3,7 +3,7 @@
 A check that holds returns ``None``. Evidence that does not decide is ``inconclusive``, which never passes.
 """
 
-from pytest_vram.checks.applied import judge_applied, judge_context, judge_layers, judge_loaded
+from pytest_vram.checks.applied import judge_applied, judge_context, judge_layers, judge_loaded, judge_locked
 from pytest_vram.checks.breakdown import ledger_table
 from pytest_vram.checks.budget import judge_peak, tightest
 from pytest_vram.checks.finding import Finding, Verdict
@@ -20,6 +20,7 @@ __all__ = [
     "judge_idle_rollback",
     "judge_layers",
     "judge_loaded",
+    "judge_locked",
     "judge_peak",
     "judge_rate",
     "ledger_table",

@@ -15,6 +15,12 @@ from pytest_vram.spec import OptionValue
 CONTEXT_STEP = 256
 #: Counts that may be asked for as "all", or as more than there are.
 _EVERYTHING = ("all", "max")
+#: The setting, and the fact, that the model's memory is locked.
+LOCKED = "mlock"
+_UNLOCKED = (
+    "the engine could not lock the model's memory, so the kernel may page it out when host memory is short, and"
+    " requests then wait for the disk; raise the limit of the user (`ulimit -l`, RLIMIT_MEMLOCK) or remove the option"
+)
 _SWITCHES = {"on": True, "true": True, "enabled": True, "off": False, "false": False, "disabled": False}
 
 
@@ -36,6 +42,8 @@ def judge_applied(
     wrong: list[tuple[str, str]] = []
     silent: list[str] = []
     for name, value in asked.items():
+        if name == LOCKED and name not in facts:
+            continue  # the engine says only when it could not
         if name not in facts:
             silent.append(name)
             continue
@@ -54,6 +62,15 @@ def judge_applied(
         title = "What the boot log leaves open cannot be called applied; raise the engine's log verbosity."
         return _finding(check, "inconclusive", "settings not provable", title, rows)
     return None
+
+
+def judge_locked(
+    asked: Mapping[str, OptionValue], facts: Mapping[str, Any], *, warnings: Iterable[str] = (), check: str = LOCKED
+) -> Finding | None:
+    """Hold the wish that the model's memory is locked against the boot log; what other settings became is not asked."""
+    if not asked.get(LOCKED):
+        return None
+    return judge_applied({LOCKED: True}, facts, warnings=[text for text in warnings if "lock" in text], check=check)
 
 
 def judge_context(
@@ -129,6 +146,8 @@ def _difference(name: str, value: OptionValue, facts: Mapping[str, Any]) -> str 
     real = facts[name]
     if name == "context" and isinstance(value, int) and isinstance(real, int):
         return None if _context_holds(value, real) else f"asked for {value}, got {real}"
+    if name == LOCKED:
+        return None if real == value else _UNLOCKED
     if name == "layers_offloaded":
         total = facts.get("layers_offloadable")
         want = total if value in _EVERYTHING else value
