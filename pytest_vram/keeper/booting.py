@@ -25,6 +25,8 @@ _ROUND = 0.01
 _BETWEEN_CHECKS = 0.02
 #: Seconds within which something must listen at the address of a server that runs already; it may still be loading.
 _ATTACH_SECONDS = 3.0
+#: Failures of a boot for which memory that others hold may be the reason.
+_NO_ROOM = ("out_of_memory", "precheck", "kv_planning")
 _INTERPRETER = re.compile(r"(python|pypy|node|ruby|perl|bash|sh|dash|java|deno|bun)[\d.]*")
 
 
@@ -408,7 +410,16 @@ class Boot:
         if server.attached:
             return f"Backend {plan.name!r}: process {server.pid} ended before it answered."
         how = ending(server, self._mark())
-        return self._with_evidence(f"Backend {plan.name!r} {how} while it started, in phase {self._phase!r}.")
+        return with_evidence(
+            f"Backend {plan.name!r} {how} while it started, in phase {self._phase!r}.", server, more=self._holders()
+        )
+
+    def _holders(self) -> str:
+        """Who holds the memory of the cards, where the engine found too little of it."""
+        failure = self._follower.boot().failure if self._follower is not None else None
+        if failure is None or failure.kind not in _NO_ROOM:
+            return ""
+        return self._core.holders(self._server.label)
 
     def _too_late(self) -> str:
         plan = self._plan
@@ -451,8 +462,8 @@ def ending(server: Server, mark: int | None) -> str:
     return f"(PID {server.pid}) {processes.exit_words(server.exit_code, mark=mark, kernel_kills=counted)}"
 
 
-def with_evidence(text: str, server: Server) -> str:
-    """``text``, what the log says about the failure, and the log's last lines."""
+def with_evidence(text: str, server: Server, *, more: str = "") -> str:
+    """``text``, what the log says about the failure, ``more``, and the log's last lines."""
     parts = [text]
     failure = server.follower.boot().failure if server.follower is not None else None
     if failure is not None:
@@ -461,6 +472,7 @@ def with_evidence(text: str, server: Server) -> str:
         # After the boot, whose failures the follower reads; what others end has no say in it.
         said = processes.cause(server.log, secrets=server.secrets)
         parts.append(f"It says: {said.rstrip('.')}." if said else "")
+    parts.append(more)
     last = processes.tail(server.log, secrets=server.secrets)
     message = " ".join(part for part in parts if part)
     if last:

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from pytest_vram.keeper.messages import Figures, Share
+from pytest_vram.keeper.messages import Figures, PeakTime, Share
 from pytest_vram.measure import PYTEST, TEST, UNKNOWN, Span
+from pytest_vram.measure.probes import Probe
 from pytest_vram.readings import Measured, Reading
 from pytest_vram.readings import larger as larger_figure
 
@@ -72,6 +73,27 @@ def shares(span: Span) -> list[Share]:
         )
         for held in found
     ]
+
+
+def when(span: Span) -> dict[str, PeakTime]:
+    """When the lower end of the run's peak was reached on each device, where anything was held."""
+    return {label: PeakTime(since=peak.since, at=peak.at) for label, peak in span.run.items() if peak.at}
+
+
+def spilled(span: Span, probes: Iterable[Probe]) -> dict[str, Measured]:
+    """What the run was given on each device and lay in host memory, the most at one sample; only above 0."""
+    return {
+        probe.info.label: Reading(
+            bytes=span.spill[probe.info.label],
+            source=probe.sources.sampled,
+            scope="run",
+            device=probe.info.label,
+            exact=False,
+            note="memory that was given on the device and lay in host memory, the largest of some samples",
+        )
+        for probe in probes
+        if span.spill.get(probe.info.label)
+    }
 
 
 def agree(one: Figures, two: Figures, tolerance: int) -> bool:

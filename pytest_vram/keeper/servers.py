@@ -175,7 +175,9 @@ class Servers:
         failures = self._failures.get(plan.key, [])
         if len(failures) >= MOST_FAILURES:
             raise type(failures[-1])(f"Not tried again after {len(failures)} failed starts in this run. {failures[-1]}")
+        await self._windows.settling.baseline()
         await self.make_room(plan)
+        await self._windows.settling.stopped()
         core = self._core
         server = self._new(plan)
         self._starting[server.label] = server
@@ -310,6 +312,7 @@ class Servers:
         """End whatever is left of a server, and forget it."""
         core = self._core
         left: list[int] = []
+        pids = {server.pid, *self._pids(server)}
         if server.attached:
             core.members.release(server.label)
         else:
@@ -340,6 +343,8 @@ class Servers:
             core.log("note", text=f"processes {left} of backend {server.label} did not end after SIGKILL")
         core.log("backend", state=state, reason=reason, exit_code=server.exit_code, **fields)
         core.boundary()
+        if not server.attached and not self._closed:
+            await self._windows.settling.after_stop(f"backend {server.label}", pids)
 
     async def restart(self, key: str, window: Window | None) -> Running:
         """Stop the server with this key and start it again, as the next generation.

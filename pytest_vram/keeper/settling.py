@@ -38,6 +38,7 @@ class Settling:
         self._pause = pause
         self._longest = longest
         self._baseline: asyncio.Task[None] | None = None
+        self._pending: set[asyncio.Task[None]] = set()
 
     def cards(self) -> list[tuple[Probe, Snapshot]]:
         """Cards of the run, with their last reads."""
@@ -104,8 +105,18 @@ class Settling:
 
         :param what: what was stopped, for people.
         """
-        if not self.cards() or not pids:
-            return
+        if self.cards() and pids:
+            task = asyncio.ensure_future(self._given_back(what, pids))
+            self._pending.add(task)
+            task.add_done_callback(self._pending.discard)
+            await asyncio.shield(task)
+
+    async def stopped(self) -> None:
+        """Wait for every wait of :meth:`after_stop` that goes on."""
+        for task in list(self._pending):
+            await asyncio.shield(task)
+
+    async def _given_back(self, what: str, pids: Collection[int]) -> None:
         deadline = time.monotonic() + self._longest
         before = self._read()
         while True:

@@ -11,21 +11,34 @@ import msgspec
 from pytest_vram.errors import KeeperError
 from pytest_vram.keeper.admission import Admission
 from pytest_vram.keeper.core import Core, sampling
-from pytest_vram.keeper.figures import agree, doubted, larger_of, merge, shares, with_boot
-from pytest_vram.keeper.messages import Closed, Figures
+from pytest_vram.keeper.figures import agree, doubted, larger_of, merge, shares, spilled, when, with_boot
+from pytest_vram.keeper.holders import held_by
+from pytest_vram.keeper.host_use import Counted, HostUses
+from pytest_vram.keeper.messages import Closed, Figures, PeakTime, Residue
+from pytest_vram.keeper.residue import Look, Residues
 from pytest_vram.keeper.server import Server
-from pytest_vram.measure import Span
+from pytest_vram.keeper.settling import TOLERANCE, Settling
+from pytest_vram.keeper.strangers import Strangers
+from pytest_vram.measure import PYTEST, TEST, Span
 from pytest_vram.readings import Measured, Reading
 
 _KINDS = ("test", "phase", "request")
 _MOST_OVERLAPPED = 200
 _BETWEEN_READS = 0.1
+#: Seconds that a test may ask to wait for agreeing reads before its baseline.
+_LONGEST_SETTLE = 60.0
 
 
 class Window:
-    """An open window. ``holder`` is the connection that opened it."""
+    """An open window. ``holder`` is the connection that opened it.
 
-    def __init__(self, number: int, kind: str, name: str, holder: int, parent: Window | None, span: Span) -> None:
+    :ivar residues: what earlier tests had left behind when it was opened. :ivar counted: its count of page faults and
+        swap of its backends. :ivar waited: seconds before it was opened, for what ``waited_for`` says.
+    """
+
+    def __init__(
+        self, number: int, kind: str, name: str, holder: int, parent: Window | None, span: Span, counted: Counted
+    ) -> None:
         self.number = number
         self.kind = kind
         self.name = name
@@ -39,6 +52,10 @@ class Window:
         self.phases: dict[str, dict[str, Measured]] = {}
         self.overlapped: dict[str, None] = {}
         self.deaths: list[str] = []
+        self.residues: list[Residue] = []
+        self.counted = counted
+        self.waited = 0.0
+        self.waited_for: list[str] = []
 
 
 class Windows:
@@ -50,6 +67,13 @@ class Windows:
         self._tickets: dict[int, int] = {}
         self._admission = Admission()
         self._next = 0
+        self.settling = Settling(core)
+        self.residues = Residues(core.members)
+        self.host_uses = HostUses(core.members)
+        self.strangers = Strangers(core.members, self._ignored)
+        core.timeline.on_growth = self._grew
+        core.holders = self._held_by
+        core.on_tick = self._tick
 
     def get(self, number: int) -> Window:
         """The open window with this number.
@@ -87,10 +111,50 @@ class Windows:
             for window in self._open.values()
         ]
 
+    def _ignored(self) -> set[int]:
+        """Processes that are neither of the run nor strangers to it."""
+        core = self._core
+        return {core.pid, core.guard, *core.ballast.pids}
+
+    def _grew(self, span: Span, label: str, pid: int) -> None:
+        if pid:
+            self.strangers.grew(pid, time.monotonic_ns())
+
+    def _held_by(self, but: str) -> str:
+        """Who holds the memory of the run's cards, for a person; the backend ``but`` is not told of itself."""
+        self._core.boundary()
+        return held_by(self.settling.cards(), self._core.members, self.residues.held(), but)
+
+    def _tick(self) -> None:
+        """What is to be looked at now and then, after each sample."""
+        if self._open:
+            now = time.monotonic_ns()
+            self.strangers.tick(now)
+            self.host_uses.tick(now)
+
+    def _look_for_residues(self) -> None:
+        """Bring the account of what tests leave behind up to date. Call at a boundary."""
+        core = self._core
+        backends = any(member.owner not in (PYTEST, TEST) for member in core.members.all())
+        self.residues.look(
+            Look(probe.info, snapshot, probe.counts_pytest, probe.per_process, backends)
+            for probe, snapshot in core.timeline.snapshots()
+        )
+
     async def open(
-        self, kind: str, name: str, holder: int, pid: int, *, parent: int | None = None, exclusive: bool = False
+        self,
+        kind: str,
+        name: str,
+        holder: int,
+        pid: int,
+        *,
+        parent: int | None = None,
+        exclusive: bool = False,
+        settle: float = 0.0,
     ) -> tuple[Window, float]:
         """Open a window; returns it and the seconds waited.
+
+        :param settle: seconds to wait at most for two agreeing reads before the baseline.
 
         :raises KeeperError: an unknown kind or parent.
         """
@@ -100,14 +164,23 @@ class Windows:
         waited = 0.0
         ticket: int | None = None
         if kind == "test":
+            await self.settling.baseline()
             before = time.monotonic()
             ticket = await self._admission.enter(holder, exclusive)
             waited = time.monotonic() - before
+            if settle > 0:
+                try:
+                    await self.now(None, min(settle, _LONGEST_SETTLE), TOLERANCE)
+                except BaseException:
+                    self._admission.leave(ticket)
+                    raise
         core = self._core
         t = core.boundary()
         self._next += 1
         span = core.timeline.open(t, above.span.owners if above else (), pid)
-        window = Window(self._next, kind, name, holder, above, span)
+        counted = self.host_uses.begin(span.owners)
+        window = Window(self._next, kind, name, holder, above, span, counted)
+        window.waited = waited
         window.exclusive = exclusive
         window.baseline = core.timeline.held("run")
         if span.owners:
@@ -116,6 +189,10 @@ class Windows:
             assert ticket is not None
             self._tickets[window.number] = ticket
             self._overlap(window)
+            self._look_for_residues()
+            running = {other.name for other in self._open.values() if other.kind == "test"}
+            window.residues = self.residues.held(running)
+            self.residues.began(name, pid)
         self._open[window.number] = window
         core.log("window", event="open", window=window.number, name=name, what=kind, parent=parent)
         if kind == "phase":
@@ -137,6 +214,7 @@ class Windows:
                 inner.servers[server.label] = server
                 timeline = self._core.timeline
                 timeline.use(inner.span, (server.label,))
+                self.host_uses.use(inner.counted, inner.span.owners)
                 for label, figure in timeline.held("backend", frozenset({server.label})).items():
                     before = inner.baseline_backend.get(label)
                     if isinstance(before, Reading) and isinstance(figure, Reading):
@@ -186,7 +264,12 @@ class Windows:
         ticket = self._tickets.pop(window.number, None)
         if ticket is not None:
             self._admission.leave(ticket)
+        if window.kind == "test":
+            self._look_for_residues()
         closed = self._closed(window, t)
+        self.host_uses.end(window.counted)
+        if not self._open:
+            self.strangers.forget()
         if window.kind == "phase" and window.parent is not None:
             merge(window.parent.phases, window.name, closed.run)
         fields: dict[str, Any] = {
@@ -237,6 +320,7 @@ class Windows:
         host = timeline.host_peak(span)
         phases = {name: dict(peaks) for name, peaks in window.phases.items()}
         boot = False
+        peak_at = when(span)
         if window.kind == "test":
             for server in window.servers.values():
                 for label, peak in server.boot_peak.items():
@@ -244,6 +328,8 @@ class Windows:
                     decided, figure = with_boot(run.get(label), peak, server.label)
                     run[label] = figure
                     boot = boot or decided
+                    if decided:
+                        peak_at[label] = PeakTime(since=server.t_start, at=server.t_ready)
                 if server.host_boot_peak is not None:
                     host = larger_of(host, server.host_boot_peak) if host is not None else server.host_boot_peak
                 for phase in server.phases:
@@ -254,6 +340,8 @@ class Windows:
             run, backend = doubted(run, doubts), doubted(backend, doubts)
             phases = {name: doubted(peaks, doubts) for name, peaks in phases.items()}
         trouble = [*doubts, *(sentence for sentence in (self._core.journal_trouble,) if sentence is not None)]
+        lost = span.lost
+        trouble += [] if lost else [f"{label}: {reason}" for label, reason in span.faults.items()]
         return Closed(
             t0=span.t,
             t1=t,
@@ -271,4 +359,12 @@ class Windows:
             deaths=list(window.deaths),
             trouble=trouble,
             sampling=sampling(timeline.rate(span)),
+            peak_at=peak_at,
+            strangers=self.strangers.of(span, timeline.probes, t),
+            residues=window.residues,
+            spill=spilled(span, timeline.probes),
+            host_use=self.host_uses.of(window.counted),
+            waited=round(window.waited, 6),
+            waited_for=list(window.waited_for),
+            lost=lost,
         )

@@ -242,6 +242,10 @@ class Timeline:
         """Probes of the judged devices."""
         return [line.probe for line in self._lines]
 
+    def snapshots(self) -> list[tuple[Probe, Snapshot]]:
+        """Each judged device with its last read."""
+        return [(line.probe, line.last) for line in self._lines]
+
     # ------------------------------------------------------------ reading
 
     def tick(self, now: int) -> None:
