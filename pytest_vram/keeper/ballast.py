@@ -24,7 +24,7 @@ from pytest_vram.measure import DeviceInfo, procfs
 from pytest_vram.measure.emulated import PlayedProbe, emulated
 from pytest_vram.measure.probes import Probe
 from pytest_vram.measure.probes.rpc import OWN
-from pytest_vram.units import mib, with_mib
+from pytest_vram.units import mib, written
 
 #: Seconds for a ballast to occupy a card; a driver that has to wake up takes three, 80 GiB are allocated in one.
 _OCCUPY_SECONDS = 20.0
@@ -74,10 +74,8 @@ class Ballast:
         if self._path.exists():
             limits.lift(self._path)
         for process in self._processes:
-            if process.stdin is not None:
-                process.stdin.close()
-            process.kill()
-            process.wait()
+            with process:  # closes its pipes, and waits
+                process.kill()
         self._processes.clear()
 
     # ------------------------------------------------------------ RPC devices
@@ -197,4 +195,4 @@ def _first_line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
 
 
 def _refused(info: DeviceInfo, size: int, reason: str) -> KeeperError:
-    return KeeperError(f"--vram-emulate={with_mib(size)} cannot be played on {info.label} ({info.name}): {reason}.")
+    return KeeperError(f"--vram-emulate={written(size)} cannot be played on {info.label} ({info.name}): {reason}.")

@@ -10,7 +10,7 @@ from pytest_vram.errors import BadSetting
 from pytest_vram.measure.device import DeviceInfo
 from pytest_vram.measure.probes.base import Probe, Snapshot, Sources
 from pytest_vram.readings import Reading
-from pytest_vram.units import mib, with_mib
+from pytest_vram.units import mib, written
 
 EMULATED = "emulated"
 _NO_MEANS = {
@@ -28,7 +28,7 @@ def emulated(info: DeviceInfo, size: int) -> DeviceInfo:
 
     :raises BadSetting: it cannot be played on this device, and why.
     """
-    what = f"--vram-emulate={with_mib(size)} cannot be played on {info.label} ({info.name}): "
+    what = f"--vram-emulate={written(size)} cannot be played on {info.label} ({info.name}): "
     reason = _NO_MEANS.get(info.kind)
     if reason is not None:
         raise BadSetting(what + reason)
@@ -57,7 +57,7 @@ def emulated(info: DeviceInfo, size: int) -> DeviceInfo:
         capacity=card,
         usable=card,
         limit_from=EMULATED,
-        notes=(*info.notes, f"plays a card of {with_mib(size)} ({how}); really it has {mib(real.bytes)}"),
+        notes=(*info.notes, f"plays a card of {written(size)} ({how}); really it has {mib(real.bytes)}"),
     )
 
 
