@@ -119,7 +119,7 @@ def test_others_hold_more(driver: FakeDriver, ballast: Ballast) -> None:
     """Where others leave less than the size, it is refused with what is free; nothing stays behind."""
     driver.process(99_999_998, 3500 * MIB)
     with pytest.raises(
-        KeeperError, match=r"--vram-emulate=1GiB .* a card\): others hold so much of it that only 2\d\d,\d+,\d+ bytes"
+        KeeperError, match=r"--vram-emulate=1GiB .*a card\): others hold so much of it that only 2\d\d,\d+,\d+ bytes"
     ):
         ballast.play([card(driver)], CARD)
     assert ballast.pids == []
