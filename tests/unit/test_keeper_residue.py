@@ -1,0 +1,211 @@
+"""Whose memory is still there when the next test begins."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_vram.keeper.messages import Residue
+from pytest_vram.keeper.residue import BEFORE_TESTS, NOISE, Look, Residues
+from pytest_vram.measure import PYTEST, TEST, DeviceInfo
+from pytest_vram.measure.probes import Figure, Snapshot
+from pytest_vram.readings import Reading
+from tests.unit.measure_kit import PaperMembers
+
+MIB = 1 << 20
+GIB = 1 << 30
+CONTROLLER, WORKER = 10, 11
+
+
+def device(label: str = "gpu0", kind: str = "nvml") -> DeviceInfo:
+    capacity = Reading(bytes=44 * GIB, source="paper", scope="device", device=label, exact=True)
+    return DeviceInfo(label=label, kind=kind, name="paper", capacity=capacity, source="paper")
+
+
+class Machine:
+    """A card with processes, whose tests come and go."""
+
+    def __init__(self, *, counts_pytest: bool = True, per_process: bool = True) -> None:
+        self.members = PaperMembers()
+        self.residues = Residues(self.members)
+        self.held: dict[int, int] = {}
+        self.counts_pytest = counts_pytest
+        self.per_process = per_process
+        self.rise = 0
+        self.backends = False
+        self.fault: str | None = None
+        self.clock = itertools.count()
+        self.join(CONTROLLER, PYTEST)
+
+    def join(self, pid: int, owner: str = TEST, held: int = 0, parent: int = 1) -> None:
+        self.members.join(pid, owner)
+        member = self.members.get(pid)
+        assert member is not None
+        member.parent, member.start = parent, next(self.clock)
+        self.held[pid] = held
+
+    def end(self, pid: int) -> None:
+        self.members.forget(pid)
+        del self.held[pid]
+
+    def look(self) -> None:
+        figures = {pid: Figure(held, held) for pid, held in self.held.items()}
+        rise = None if self.per_process else Figure(self.rise, self.rise)
+        snapshot = Snapshot({} if self.fault else figures, None, rise=rise, fault=self.fault)
+        self.residues.look([Look(device(), snapshot, self.counts_pytest, self.per_process, self.backends)])
+
+    def begin(self, test: str, pid: int = CONTROLLER, running: tuple[str, ...] = ()) -> list[Residue]:
+        self.look()
+        found = self.residues.held(running)
+        self.residues.began(test, pid)
+        return found
+
+
+def told(residues: list[Residue]) -> list[tuple[str, int, list[int]]]:
+    return [(one.test, one.bytes // MIB, [pid for pid, _ in one.pids]) for one in residues]
+
+
+def test_two_culprits_and_a_victim() -> None:
+    """Models that two tests left in pytest's own process are told when the third begins, each with its own test."""
+    machine = Machine()
+    assert machine.begin("test_cosmos") == []
+    machine.held[CONTROLLER] = 20 * GIB
+    machine.look()
+    assert told(machine.begin("test_hunyuan")) == [("test_cosmos", 20 << 10, [CONTROLLER])]
+    machine.held[CONTROLLER] = 42 * GIB
+    machine.look()
+    found = machine.begin("test_load_longcat")
+    assert told(found) == [("test_hunyuan", 22 << 10, [CONTROLLER]), ("test_cosmos", 20 << 10, [CONTROLLER])]
+
+
+def test_an_engine_in_process_that_is_not_freed() -> None:
+    """What is freed partly after a test remains that test's with what is left of it; freed wholly, it is nobody's."""
+    machine = Machine()
+    machine.begin("test_one")
+    machine.held[CONTROLLER] = 15 * GIB
+    machine.look()
+    machine.held[CONTROLLER] = 14 * GIB
+    assert told(machine.begin("test_two")) == [("test_one", 14 << 10, [CONTROLLER])]
+    machine.held[CONTROLLER] = 0
+    assert machine.begin("test_three") == []
+
+
+def test_only_the_first_failure_is_real() -> None:
+    """What the first test left stays its own through any number of later tests that take and give back as much."""
+    machine = Machine()
+    machine.begin("test_first")
+    machine.held[CONTROLLER] = 10 * GIB
+    for name in ("test_second", "test_third", "test_fourth"):
+        assert told(machine.begin(name)) == [("test_first", 10 << 10, [CONTROLLER])]
+        machine.held[CONTROLLER] = 16 * GIB
+        machine.look()
+        machine.held[CONTROLLER] = 10 * GIB
+
+
+def test_memory_of_pytest_from_before_the_tests() -> None:
+    """A context that conftest made is nobody's leftover, and small growth is not worth a word until it adds up."""
+    machine = Machine()
+    machine.held[CONTROLLER] = 500 * MIB
+    machine.begin("test_a")
+    machine.held[CONTROLLER] = 500 * MIB + NOISE
+    assert machine.begin("test_b") == []
+    machine.held[CONTROLLER] += 1
+    assert [one.bytes for one in machine.begin("test_c")] == [NOISE + 1]
+    assert machine.residues.held()[0].test == "test_b"
+
+
+def test_host_memory_of_pytest_is_not_counted() -> None:
+    """Where pytest's own processes are no part of the run, what they hold is no leftover either."""
+    machine = Machine(counts_pytest=False)
+    machine.begin("test_a")
+    machine.held[CONTROLLER] = GIB
+    assert machine.begin("test_b") == []
+
+
+def test_a_process_that_outlives_its_test() -> None:
+    """A process that a test started and left is told with its PID until it ends, however little it holds."""
+    machine = Machine()
+    machine.begin("test_a")
+    machine.join(20, held=3 * MIB, parent=CONTROLLER)
+    machine.look()
+    assert told(machine.begin("test_b")) == [("test_a", 3, [20])]
+    machine.end(20)
+    machine.join(20, held=5 * MIB, parent=CONTROLLER)
+    machine.look()
+    assert told(machine.begin("test_c")) == [("test_b", 5, [20])]
+
+
+def test_of_a_session_before_the_tests() -> None:
+    """What was started before any test is said to be from before the first test."""
+    machine = Machine()
+    machine.join(20, held=GIB, parent=CONTROLLER)
+    assert told(machine.begin("test_a")) == [(BEFORE_TESTS, 1 << 10, [20])]
+
+
+def test_workers_blame_their_own_tests() -> None:
+    """Leftovers are the test's of the worker that they descend from; a test that still runs has left nothing."""
+    machine = Machine()
+    machine.join(WORKER, PYTEST)
+    machine.begin("test_here", CONTROLLER)
+    machine.begin("test_there", WORKER)
+    machine.join(20, held=GIB, parent=WORKER)
+    machine.join(21, held=GIB, parent=20)
+    machine.held[CONTROLLER] = 2 * GIB
+    assert told(machine.begin("test_next", WORKER, running=("test_here",))) == [("test_there", 2 << 10, [20, 21])]
+    assert told(machine.begin("test_last", CONTROLLER)) == [
+        ("test_here", 2 << 10, [CONTROLLER]),
+        ("test_there", 2 << 10, [20, 21]),
+    ]
+
+
+def test_candidates_where_it_cannot_be_told() -> None:
+    """A process whose parents are gone is one of the tests' that ran last, and all of them are named."""
+    machine = Machine()
+    machine.join(WORKER, PYTEST)
+    machine.begin("test_here", CONTROLLER)
+    machine.begin("test_there", WORKER)
+    machine.join(20, held=GIB, parent=1)
+    machine.look()
+    assert machine.residues.held()[0].test == "one of test_here, test_there"
+
+
+def test_a_card_that_does_not_say_who_holds() -> None:
+    """Without figures by process, what is there while no backend runs is the last test's; with one nothing is said."""
+    machine = Machine(per_process=False)
+    machine.begin("test_a")
+    machine.rise, machine.backends = 5 * GIB, True
+    assert machine.begin("test_b") == []
+    machine.rise, machine.backends = GIB, False
+    machine.look()
+    assert told(machine.residues.held()) == [("test_b", 1 << 10, [])]
+
+
+def test_backends_are_no_leftover() -> None:
+    """What a backend holds, used or idle, is not left behind by anybody."""
+    machine = Machine()
+    machine.begin("test_a")
+    machine.join(30, "agent#1", held=4 * GIB, parent=1)
+    assert machine.begin("test_b") == []
+
+
+def test_a_read_that_failed_changes_nothing() -> None:
+    """While a card cannot be read, nothing comes and nothing goes away."""
+    machine = Machine()
+    machine.begin("test_a")
+    machine.held[CONTROLLER] = GIB
+    machine.look()
+    machine.fault = "GPU is lost"
+    assert told(machine.begin("test_b")) == [("test_a", 1 << 10, [CONTROLLER])]
+
+
+@given(st.lists(st.integers(0, 8 * GIB), min_size=1, max_size=30))
+def test_leftovers_never_exceed_what_is_held(levels: list[int]) -> None:
+    """Whatever a process takes and gives back, leftovers add up to no more than it holds, and miss no more than noise."""
+    machine = Machine()
+    machine.begin("test_0")
+    for number, level in enumerate(levels, 1):
+        machine.held[CONTROLLER] = level
+        found = sum(one.bytes for one in machine.begin(f"test_{number}"))
+        assert level - NOISE <= found <= level
