@@ -49,9 +49,14 @@ class Counted:
 
 
 class HostUses:
-    """Counts of all backends. A count of a backend never falls: that of an ended process stays."""
+    """Counts of all backends. A count of a backend never falls: that of an ended process stays.
 
-    def __init__(self, members: Members, proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> None:
+    :param me: a process in whose control group pytest is; ``None``: this one.
+    """
+
+    def __init__(
+        self, members: Members, proc: str = "/proc", cgroup: str = "/sys/fs/cgroup", *, me: int | None = None
+    ) -> None:
         self._members = members
         self._proc = proc
         self._cgroup = cgroup
@@ -60,7 +65,7 @@ class HostUses:
         self._most: dict[str, int] = {}
         self._faults: dict[str, str] = {}
         self._looked = 0
-        self._own = groups.memory_group(os.getpid(), proc, cgroup)
+        self._own = groups.memory_group(os.getpid() if me is None else me, proc, cgroup)
         self._open: set[Counted] = set()
 
     # ------------------------------------------------------------ looking
