@@ -1,0 +1,117 @@
+"""Exact peaks of processes from NVML's accounting, where an administrator has switched it on.
+
+The driver keeps the most that each process ever held on the card, also after it ended. For the time since a reset
+that is the exact peak when it rose meanwhile; otherwise it is an upper end, and samples are the lower one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Collection
+from typing import Any
+
+from pytest_vram.measure import procfs
+from pytest_vram.measure.probes import nvml_library
+from pytest_vram.measure.probes.base import Figure
+from pytest_vram.measure.probes.nvml_library import Library
+
+#: Seconds by which the start of a process is known too late: two ticks of the kernel's clock.
+_TICKS = 0.02
+
+
+class _Known:
+    """A process that the driver accounts for. :ivar base: its peak at the last reset."""
+
+    __slots__ = ("base", "peak", "started")
+
+    def __init__(self, started: int, base: int) -> None:
+        self.started = started
+        self.base = base
+        self.peak = base
+
+
+class Accounting:
+    """The accounting of one card. ``proc`` is where processes are looked up."""
+
+    def __init__(self, library: Library, handle: Any, proc: str = "/proc") -> None:
+        self._handle = handle
+        self._proc = proc
+        self._stats = library.struct("c_nvmlAccountingStats_t")()
+        self._address = ctypes.byref(self._stats)
+        found = library.function("nvmlDeviceGetAccountingStats")
+        self._get = found[1] if found else None
+        self._known: dict[int, _Known] = {}
+        #: Asked for while the driver knew nothing of them yet.
+        self._absent: set[int] = set()
+        self._mark_time()
+
+    def _mark_time(self) -> None:
+        """The time of the reset on the clocks of the kernel (seconds) and of the driver (µs since 1970)."""
+        self._reset_at = procfs.boot_clock()
+        self._reset_wall = time.time_ns() // 1000
+
+    @staticmethod
+    def state(library: Library, handle: Any) -> bool | None:
+        """Whether it is on for this card; ``None`` where the card or the driver has none, or does not say."""
+        try:
+            return bool(library.ask("nvmlDeviceGetAccountingMode", handle))
+        except nvml_library.DriverFault:
+            return None
+
+    def _ask(self, pid: int) -> tuple[int, int] | None:
+        """Peak of a process in bytes and when it started, on the driver's clock; ``None`` where it is not known."""
+        if self._get is None or self._get(self._handle, ctypes.c_uint(pid), self._address):
+            return None
+        peak: int = self._stats.maxMemoryUsage
+        return None if peak >= 1 << 63 else (peak, self._stats.startTime)
+
+    def figure(self, pid: int, held: int) -> Figure:
+        """What a process holds, with its peak as far as the driver knows it."""
+        answer = self._ask(pid)
+        if answer is None:
+            self._absent.add(pid)
+            return Figure(held, held)
+        peak, started = answer
+        known = self._known.get(pid)
+        if known is None or known.started != started:
+            known = self._known[pid] = _Known(started, 0 if self._new(pid, started) else peak)
+        known.peak = peak = max(peak, held)
+        if peak > known.base:
+            return Figure(held, held, mark=peak)
+        return Figure(held, held, most=peak)
+
+    def _new(self, pid: int, started: int) -> bool:
+        """Whether a process came onto the card after the last reset, so that its whole peak is of this time."""
+        if pid in self._absent:
+            self._absent.discard(pid)
+            return True
+        if started >= self._reset_wall:
+            return True
+        stat = procfs.read_stat(pid, self._proc)
+        return stat is not None and procfs.boot_clock() - procfs.age(stat) >= self._reset_at + _TICKS
+
+    def left(self, pids: Collection[int]) -> list[int]:
+        """Processes that are not asked for any more: they have ended."""
+        if len(self._absent) > 2 * len(pids):
+            self._absent.intersection_update(pids)
+        return [pid for pid in self._known if pid not in pids]
+
+    def last(self, pid: int) -> Figure | None:
+        """The figure of a process that has ended, once; ``None`` when the driver did not account for it."""
+        known = self._known.pop(pid, None)
+        if known is None:
+            return None
+        answer = self._ask(pid)
+        peak = answer[0] if answer is not None and answer[1] == known.started else known.peak
+        return Figure(0, 0, mark=peak) if peak > known.base else Figure(0, 0, most=peak)
+
+    def reset(self) -> None:
+        """Peaks count from now on."""
+        self._mark_time()
+        for pid, known in list(self._known.items()):
+            answer = self._ask(pid)
+            if answer is None or answer[1] != known.started:
+                del self._known[pid]
+            else:
+                known.base = known.peak = answer[0]
