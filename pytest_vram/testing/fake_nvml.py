@@ -2,20 +2,24 @@
 
 ``nvidia-ml-py`` loads ``libnvidia-ml.so.1``. Here a small C library of that name takes the driver's place, so that
 struct layouts, versioned entry points and error codes are those of the bindings and nothing of the code under test is
-replaced. Its figures come from constants, from scripts of steps, or from the memory of real processes. It says nothing
-about what a call costs on a real driver. Linux only, and a C compiler is needed once: what it built is kept.
+replaced. Its figures come from constants, from scripts of steps, or from the memory of real processes. A fake CUDA
+library beside it gives contexts and allocations on the same cards, which store nothing. It says nothing about what a
+call costs on a real driver. Linux only, and a C compiler is needed once: what it built is kept.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
+import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -249,6 +253,14 @@ class FakeDriver:
         self.faults = ()
         self.update(card, faults=())
 
+    def write_nvidia_smi(self, folder: Path) -> Path:
+        """A program ``nvidia-smi`` in this folder that prints the same figures, for tools that start one."""
+        target = folder / "nvidia-smi"
+        folder.mkdir(parents=True, exist_ok=True)
+        made = build("fake_smi.c", "nvidia-smi", driver=_major(self.driver))
+        shutil.copy2(made, target)
+        return target
+
     def _card(self, index: int) -> Card:
         if not 0 <= index < len(self.cards):
             raise ValueError(f"the fake driver has no card {index}; it has {len(self.cards)}")
@@ -281,13 +293,31 @@ def fake_nvml(
         before = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)
         try:
-            yield made
+            with _bound(path):
+                yield made
         finally:
             for name, value in before.items():
                 if value is None:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _bound(path: Path) -> Iterator[None]:
+    """Bindings that are imported already call this library, whichever of its name they found first."""
+    bindings: Any = sys.modules.get("pynvml")
+    if bindings is None:
+        yield
+        return
+    before = bindings.nvmlLib
+    bindings.nvmlLib = ctypes.CDLL(str(path))
+    bindings._nvmlGetFunctionPointer_cache.clear()
+    try:
+        yield
+    finally:
+        bindings.nvmlLib = before
+        bindings._nvmlGetFunctionPointer_cache.clear()
 
 
 def library(driver: str = "550.54.15") -> Path:
@@ -397,7 +427,7 @@ def _line(*fields: str | int) -> str:
         text = str(field)
         if "\t" in text or "\n" in text:
             raise ValueError(f"tabs and line ends have no place in a description: {text!r}")
-        if isinstance(field, int) and not -1 <= field <= NOT_AVAILABLE:
+        if isinstance(field, int) and not -(2**63) <= field <= NOT_AVAILABLE:
             raise ValueError(f"not a figure of 64 bits: {field}")
         made.append(text)
     return "\t".join(made)

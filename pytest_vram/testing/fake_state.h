@@ -221,7 +221,10 @@ static void read_line(char *line) {
 static int load(void) {
     const char *path = getenv("PYTEST_VRAM_FAKE_NVML");
     struct stat now;
-    if (!path || stat(path, &now)) return S.loaded;
+    if (!path || stat(path, &now)) {
+        forget();
+        return 0;
+    }
     if (S.loaded && now.st_ino == S.seen.st_ino && now.st_size == S.seen.st_size &&
         now.st_mtim.tv_sec == S.seen.st_mtim.tv_sec && now.st_mtim.tv_nsec == S.seen.st_mtim.tv_nsec)
         return 1;
@@ -365,7 +368,7 @@ static u64 held(Process *p, u64 now) {
         u64 value = status_of(p, anonymous);
         return value > p->base ? value - p->base : 0;
     }
-    if (!p->steps || now < p->start) return 0;
+    if (!p->steps || (long long)(now - p->start) < 0) return 0;
     u64 since = now - p->start;
     int step = step_at(p, p->period ? since % p->period : since);
     return step < 0 ? 0 : p->value[step];
@@ -394,7 +397,7 @@ __attribute__((unused)) static u64 most(Process *p, u64 now) {
         u64 value = status_of(p, peak), less = status_of(p, files) + p->base;
         return value > less ? value - less : 0;
     }
-    if (!p->steps || now < p->start) return 0;
+    if (!p->steps || (long long)(now - p->start) < 0) return 0;
     u64 since = now - p->start;
     if (p->period && since >= p->period) return p->most[p->steps - 1];
     int step = step_at(p, since);
@@ -404,21 +407,28 @@ __attribute__((unused)) static u64 most(Process *p, u64 now) {
 /* ------------------------------------------------------------------ what the fake CUDA driver gave */
 
 static void map_allocations(int create) {
+    static char mapped[4096];
     const char *state = getenv("PYTEST_VRAM_FAKE_NVML");
-    if (allocations || !state) return;
     char path[4096];
-    snprintf(path, sizeof path, "%s.allocations", state);
+    size_t size = ALLOCATIONS * sizeof(Allocation);
+    snprintf(path, sizeof path, "%s.allocations", state ? state : "");
+    if (allocations && strcmp(path, mapped)) {
+        munmap(allocations, size);
+        allocations = NULL;
+    }
+    if (allocations || !state) return;
     int fd = open(path, O_RDWR | O_CLOEXEC | (create ? O_CREAT : 0), 0600);
     if (fd < 0) return;
     struct stat status;
-    size_t size = ALLOCATIONS * sizeof(Allocation);
     if ((create && ftruncate(fd, (off_t)size)) || fstat(fd, &status) || status.st_size < (off_t)size) {
         close(fd);
         return;
     }
     void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
-    if (at != MAP_FAILED) allocations = at;
+    if (at == MAP_FAILED) return;
+    allocations = at;
+    strcpy(mapped, path);
 }
 
 static int counts(const Allocation *one, int card, int slice) {
