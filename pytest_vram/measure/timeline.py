@@ -14,185 +14,24 @@ epochs short, so that the upper end follows the samples closely.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
+from pytest_vram.measure.line import STALE, Line
 from pytest_vram.measure.members import PYTEST, TEST, UNKNOWN, Member, Members
-from pytest_vram.measure.probes import Figure, Probe, Snapshot
-from pytest_vram.measure.sanity import Checked, Judge, beyond, capacity_of
+from pytest_vram.measure.probes import Probe, Snapshot
 from pytest_vram.measure.spans import NONE_ON_IT, NOT_ON_IT, NOTHING_SEEN, Held, Peak, Rate, Span, Sums, named
 from pytest_vram.readings import Measured, Reading, Unmeasurable
 
 __all__ = ["STALE", "Held", "Peak", "Rate", "Span", "Sums", "Timeline"]
 
-#: Marks that together exceed the present sum by this much are stale: bytes.
-STALE = 1 << 20
 _KEPT_INTERVALS = 4096
-#: Nanoseconds between two looks, at ticks, for processes that left the tree; at boundaries there is always one. Host
-#: memory that is no judged device is read as often: its marks miss nothing.
+#: Nanoseconds between two looks, at ticks, for processes that left the tree; at boundaries there is always one.
 _LOOK = 100_000_000
-_NO_FIGURE = "the device gives no figure"
-#: Kinds of devices on which every process has memory.
-_HOSTS = ("cpu", "unified")
+#: The same where host memory is no judged device. It is read as often then: its marks miss nothing.
+_SELDOM = 250_000_000
 
 _NESTED = "another run of this plugin goes on within this one and sets high-water marks back as well"
-
-
-class _Line:
-    """One probe with its epoch and its last read.
-
-    :ivar version: counts the reads that differed from the one before. :ivar read_at: when the last read began.
-    :ivar before: when the read before that began.
-    """
-
-    def __init__(self, probe: Probe) -> None:
-        self.probe = probe
-        self.label = probe.info.label
-        self.judge = Judge(probe.info)
-        self.capacity = capacity_of(probe.info) if probe.info.oversubscribes else None
-        #: Whether every process has memory on it, so that one that ended unseen had some.
-        self.host = probe.info.kind in _HOSTS
-        #: Of this epoch, by PID: largest mark, largest upper end, largest figure of any kind.
-        self.marks: dict[int, int] = {}
-        self.uppers: dict[int, int] = {}
-        self.tops: dict[int, int] = {}
-        self.device_mark: int | None = None
-        self.rise_mark: int | None = None
-        self.last = Snapshot({}, None)
-        self.device_fault: str | None = None
-        self.per_process = probe.per_process
-        self.sources = probe.sources
-        self.sums: dict[tuple[str, frozenset[str]], Sums] = {}
-        self.spill = 0
-        self.read_at = self.before = 0
-        self.fresh = True
-
-    def read(self, now: int, pids: Collection[int]) -> bool:
-        """Read the device; whether anything differs from the last read, or the epoch is new."""
-        self.before, self.read_at = self.read_at, now
-        probe = self.probe
-        # Asked for in any case: whose figures they are decides what the others' are.
-        checked = self.judge.check(probe.read(pids))
-        snapshot = checked.snapshot
-        if (
-            not self.fresh
-            and snapshot == self.last
-            and checked.device_fault == self.device_fault
-            and probe.per_process == self.per_process
-            and probe.sources == self.sources
-        ):
-            return False
-        self._take(checked)
-        return True
-
-    def _take(self, checked: Checked) -> None:
-        self.last = snapshot = checked.snapshot
-        self.device_fault = checked.device_fault
-        self.per_process, self.sources = self.probe.per_process, self.probe.sources
-        self.sums = {}
-        self.fresh = False
-        marks, uppers, tops = self.marks, self.uppers, self.tops
-        for pid, figure in snapshot.processes.items():
-            top = figure.held
-            if figure.mark is not None:
-                top = max(top, figure.mark)
-                marks[pid] = max(marks.get(pid, 0), top)
-            upper = top if figure.most is None else max(top, figure.most)
-            if upper > uppers.get(pid, -1):
-                uppers[pid] = upper
-            if top > tops.get(pid, -1):
-                tops[pid] = top
-        self.device_mark = _mark(snapshot.device, self.device_mark)
-        self.rise_mark = _mark(snapshot.rise, self.rise_mark)
-        self.spill = sum(snapshot.spill.values())
-        if self.capacity is not None:
-            mine = snapshot.processes.values() if self.per_process else filter(None, [snapshot.rise])
-            self.spill = max(self.spill, beyond(sum(figure.held for figure in mine), self.capacity))
-
-    def new_epoch(self) -> None:
-        self.probe.reset()
-        self.marks = {}
-        self.uppers = {}
-        self.tops = {}
-        self.device_mark = self.rise_mark = None
-        self.sums = {}
-        # The next read must be taken in, though it may be equal to this one.
-        self.fresh = True
-
-    def stale(self, pids: Iterable[int]) -> bool:
-        """Whether the marks of several processes together are far above what they hold now."""
-        if len(self.marks) < 2:
-            return False
-        held = marks = count = 0
-        processes = self.last.processes
-        for pid in pids:
-            figure, mark = processes.get(pid), self.marks.get(pid)
-            if figure is not None:
-                held += figure.held
-                count += 1
-            if mark is not None:
-                marks += mark
-            elif figure is not None:
-                marks += figure.held
-        return count > 1 and marks > held + STALE
-
-    def group(self, pids: Iterable[int], ended: Iterable[Member] = ()) -> Sums:
-        held = top = marks = most = now = count = 0
-        exact, bounded, disturbed = True, True, False
-        last = self.last
-        fault, processes = last.fault, last.processes
-        for pid in pids:
-            figure, mark = processes.get(pid), self.marks.get(pid)
-            if mark is not None:
-                marks += mark
-                top = max(top, mark)
-            if figure is None:
-                fault = fault or last.faults.get(pid)
-                if mark is not None:
-                    most += self.uppers[pid]
-                continue
-            held += figure.held
-            now += figure.now
-            count += 1
-            marked = figure.mark is not None
-            if mark is None:
-                marks += figure.held
-            # Without any upper end the figure of this read stands: largest reads of different moments do not add up.
-            most += self.uppers[pid] if mark is not None or figure.most is not None else figure.held
-            exact = exact and marked
-            bounded = bounded and (marked or figure.most is not None)
-            disturbed = disturbed or figure.disturbed
-        names = tuple(map(named, ended)) if self.host else ()
-        return Sums(held, top, marks, most, now, count, exact, bounded, names, disturbed, fault)
-
-    def whole(self, *, rise: bool = False) -> Sums:
-        figure = self.last.rise if rise else self.last.device
-        if figure is None:
-            return Sums(fault=self.last.fault or self.device_fault or _NO_FIGURE, whole=True)
-        mark = self.rise_mark if rise else self.device_mark
-        top = figure.held if mark is None else mark
-        most = top if figure.most is None else max(top, figure.most)
-        marked = figure.mark is not None
-        return Sums(
-            held=figure.held,
-            top=top,
-            marks=top,
-            most=most,
-            now=figure.now,
-            alive=1,
-            exact=marked,
-            bounded=marked or figure.most is not None,
-            disturbed=figure.disturbed,
-            whole=True,
-        )
-
-
-def _mark(figure: Figure | None, before: int | None) -> int | None:
-    """The largest mark of the epoch, this read included."""
-    if figure is None:
-        return before
-    top = figure.held if figure.mark is None else max(figure.mark, figure.held)
-    return top if before is None else max(before, top)
 
 
 class Timeline:
@@ -200,7 +39,7 @@ class Timeline:
 
     :param probes: the devices that are judged. :param host: probe of host memory, read in any case (for
         ``max_host_memory``); where ``cpu`` is among the devices it is one of ``probes``, else it is read at boundaries
-        and ten times a second.
+        and four times a second.
     :param interval: wanted nanoseconds between two ticks, for counting gaps; 0: none is counted.
     :param clock: asked when a read is over; else it is taken to be over when it began.
     """
@@ -215,15 +54,19 @@ class Timeline:
         clock: Callable[[], int] | None = None,
     ) -> None:
         self.members = members
-        self._lines = [_Line(probe) for probe in probes]
+        self._lines = [Line(probe) for probe in probes]
         hosts = [line for line in self._lines if line.probe is host]
-        self._host = hosts[0] if hosts else _Line(host)
+        self._host = hosts[0] if hosts else Line(host)
         self._all = self._lines if hosts else [*self._lines, self._host]
         self._spans: set[Span] = set()
         self._intervals: deque[tuple[int, int]] = deque(maxlen=_KEPT_INTERVALS)
         self._interval = interval
         self._clock = clock
         self._looked = 0
+        #: Whether new processes are looked for at every tick: where each has memory. Elsewhere they are when one comes
+        #: onto the device that is not known, and at every look.
+        self._by_birth = any(line.host for line in self._lines)
+        self._every = _LOOK if self._by_birth else _SELDOM
         #: Members that ended at a read before: a source may keep their exact peak, and give it late.
         self._recent: list[Member] = []
         #: What the members were at the last read.
@@ -275,16 +118,23 @@ class Timeline:
 
     def _read(self, now: int, *, reset: bool) -> None:
         members = self.members
-        look = reset or now - self._looked >= _LOOK
+        look = reset or now - self._looked >= self._every
         if look:
             self._looked = now
-        members.scan(look=look)
-        if reset and members.has_young():
-            # A window must not close before a process that was forked a moment ago is counted.
-            members.scan()
+        if look or self._by_birth or members.has_young():
+            members.scan(look=look)
+            if reset and members.has_young():
+                # A window must not close before a process that was forked a moment ago is counted.
+                members.scan()
         pids = members.pids()
         lines = self._all if look else self._lines
         changed = [line for line in lines if line.read(now, pids)]
+        if not look and any(line.newcomers for line in changed):
+            # Somebody came onto a card: whether it is one of the run must be known with this read.
+            members.scan()
+            if (found := members.pids()) != pids:
+                pids = found
+                changed += [line for line in lines if line.read(now, pids) and line not in changed]
         for line in changed:
             if line.per_process:
                 for pid in line.last.gone:
@@ -311,21 +161,21 @@ class Timeline:
             if line.stale(self._everyone(line)):
                 line.new_epoch()
 
-    def _everyone(self, line: _Line) -> list[int]:
+    def _everyone(self, line: Line) -> list[int]:
         """PIDs of the run on this device."""
         members = self.members
         if not line.probe.counts_pytest:
             return members.run()
         return members.everyone()
 
-    def _sums(self, line: _Line, scope: str, owners: frozenset[str], pid: int | None = None) -> Sums:
+    def _sums(self, line: Line, scope: str, owners: frozenset[str], pid: int | None = None) -> Sums:
         key = (scope if pid is None else f"{scope} {pid}", owners)
         found = line.sums.get(key)
         if found is None:
             found = line.sums[key] = self._sum(line, scope, owners, pid)
         return found
 
-    def _sum(self, line: _Line, scope: str, owners: frozenset[str], pid: int | None) -> Sums:
+    def _sum(self, line: Line, scope: str, owners: frozenset[str], pid: int | None) -> Sums:
         if scope == "device":
             return line.whole()
         doubt = line.last.doubt
@@ -352,7 +202,7 @@ class Timeline:
             return line.group(pids, ended)._replace(doubts=doubts + self._unclaimed())
         return line.group([pid] if pid is not None else [])._replace(doubts=doubts)
 
-    def _late(self, line: _Line) -> list[Member]:
+    def _late(self, line: Line) -> list[Member]:
         """Members that ended at a read before, and whose last figure came with this read."""
         if not self._recent or line.host:
             return []
@@ -379,7 +229,7 @@ class Timeline:
         found = [*self.members.of(UNKNOWN), *(member for member in self.members.ended() if member.owner == UNKNOWN)]
         return tuple(f"{named(member)} is of some backend, unknown which, and not counted here" for member in found)
 
-    def _of_whole_device(self, line: _Line, owners: frozenset[str]) -> Sums:
+    def _of_whole_device(self, line: Line, owners: frozenset[str]) -> Sums:
         """A device without figures by process: its whole figure is the backend's when no other backend runs."""
         others = {member.owner for member in self.members.all()} - owners - {PYTEST, TEST}
         if others:
@@ -419,7 +269,7 @@ class Timeline:
         """End a span; its peaks stay readable."""
         self._spans.discard(span)
 
-    def _fold(self, span: Span, line: _Line, at: int) -> None:
+    def _fold(self, span: Span, line: Line, at: int) -> None:
         """Take one read of one device into a span."""
         sources, since = line.sources, line.before
         if line is self._host and span.owners:
@@ -446,12 +296,12 @@ class Timeline:
         if last.unlisted is not None and span.hidden(label, last.unlisted):
             self.on_growth(span, label, 0)
 
-    def _fold_shares(self, span: Span, line: _Line) -> None:
+    def _fold_shares(self, span: Span, line: Line) -> None:
         members, counted = self.members, line.probe.counts_pytest
-        for pid, top in line.tops.items():
+        for pid in line.tops if span.fresh else line.grown:
             member = members.get(pid)
             if member is not None and (counted or member.owner != PYTEST):
-                span.hold(line.label, member, top)
+                span.hold(line.label, member, line.tops[pid])
 
     # ------------------------------------------------------------ results
 
@@ -564,5 +414,5 @@ def _of(table: dict[str, Peak], label: str) -> Peak:
     return found
 
 
-def _nobody(line: _Line) -> str:
+def _nobody(line: Line) -> str:
     return "no process of this run is on it" if line.probe.counts_pytest else "no process of this run besides pytest"
