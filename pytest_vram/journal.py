@@ -30,6 +30,7 @@ KINDS: dict[str, str] = {
     "backend": "a backend changed state: starting, ready, failed, died, stopping, stopped, adopted",
     "phase": "a phase of a backend's boot, or a phase that a test named, began",
     "window": "a window (test, phase, request) was opened or closed; closed ones carry their readings",
+    "lease": "a test began to wait for room, got its lease, gave it back, or gave up",
     "request": "one request of the client, with tokens, latency, rate and result",
     "test": "outcome of a test as pytest reported it",
     "note": "anything else worth keeping",

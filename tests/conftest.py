@@ -19,12 +19,13 @@ Inner = Callable[..., pytest.RunResult]
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings in the environment of whoever runs these tests must not reach them."""
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Settings in the environment of whoever runs these tests must not reach them, nor other runs on this machine."""
     for name in list(os.environ):
         if name.startswith("PYTEST_VRAM_") and name not in ("PYTEST_VRAM_CACHE", "PYTEST_VRAM_RPC"):
             monkeypatch.delenv(name)
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    monkeypatch.setenv("PYTEST_VRAM_LEASE_FOLDER", str(tmp_path_factory.getbasetemp() / "leases"))
 
 
 @pytest.fixture

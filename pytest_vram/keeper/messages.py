@@ -170,13 +170,19 @@ class Finish(_Message, frozen=True, kw_only=True):
 
 
 class Welcome(_Message, frozen=True, kw_only=True):
-    """The keeper's greeting."""
+    """The keeper's greeting.
+
+    :ivar lease_folder: folder of the gates, empty where there are none; with ``lease_devices`` for
+        :class:`pytest_vram.leases.Gate`.
+    """
 
     pid: int
     run: str
     folder: str
     generation: int
     devices: list[DeviceInfo] = []
+    lease_folder: str = ""
+    lease_devices: list[str] = []
 
 
 class Opened(_Message, frozen=True, kw_only=True):

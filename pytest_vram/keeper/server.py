@@ -25,6 +25,7 @@ class Server:
     :ivar label: ``name#generation``, unique in the run; owner of its processes.
     :ivar timed_out: whether a request to it timed out, so that it is asked how it is before it is used again.
     :ivar doubt: why its figures may not be those of what answers; ``None`` when there is no reason to think so.
+    :ivar most_held: device key → most bytes that were seen since it was ready.
     :ivar gone: set when its main process has ended. :ivar death: one sentence, once it died after it was ready.
     """
 
@@ -52,6 +53,7 @@ class Server:
         self.host_boot_peak: Measured | None = None
         self.at_start: dict[str, Measured] = {}
         self.at_ready: dict[str, Measured] = {}
+        self.most_held: dict[str, int] = {}
         self.death: str | None = None
         self.doubt: str | None = None
         self.timed_out = False

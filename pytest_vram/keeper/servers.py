@@ -12,6 +12,7 @@ from pytest_vram.keeper.booting import Boot, asked, ending, with_evidence
 from pytest_vram.keeper.core import Core, file_name
 from pytest_vram.keeper.logs import MOST
 from pytest_vram.keeper.messages import Running
+from pytest_vram.keeper.room import Holding
 from pytest_vram.keeper.server import Server
 from pytest_vram.keeper.turns import Turns
 from pytest_vram.keeper.windows import Window, Windows
@@ -46,6 +47,11 @@ class Servers:
         core.known_label = self._knows
         core.label_of_session = self._of_session
         core.only_label = self._only
+        admission = windows.admission
+        admission.backends.holdings = self._holdings
+        admission.backends.end = self._end_idle
+        admission.backends.workers = lambda: self.workers
+        self._changed = admission.wake
 
     # ------------------------------------------------------------ looking
 
@@ -66,6 +72,26 @@ class Servers:
     def table(self) -> list[dict[str, Any]]:
         """What ``Status`` says about them."""
         return [server.table(self._pids(server)) for server in self._all()]
+
+    def _holdings(self) -> list[Holding]:
+        """What each server holds now, or, once it is ready, has held at most when somebody asked."""
+        timeline, room = self._core.timeline, self._windows.admission.room
+        found = []
+        for server in self._all():
+            now = room.measured(timeline.held("backend", frozenset({server.label})), server.at_ready)
+            if server.state == "ready":
+                now = server.most_held = {key: max(size, server.most_held.get(key, 0)) for key, size in now.items()}
+            used = bool(self._windows.using(server))
+            found.append(Holding(server.label, server.key, now, server.state, server.attached, used))
+        return found
+
+    def _end_idle(self, label: str, reason: str) -> None:
+        """Stop a backend that nobody uses; admission goes on when it is gone."""
+        server = next((server for server in self._by_key.values() if server.label == label), None)
+        if server is not None:
+            asyncio.ensure_future(self._stop(server, reason)).add_done_callback(
+                lambda task: task.cancelled() or task.exception()
+            )
 
     def _pids(self, server: Server) -> list[int]:
         return [member.pid for member in self._core.members.of(server.label)]
@@ -199,6 +225,7 @@ class Servers:
         self._plans[plan.key] = plan
         self._failures.pop(plan.key, None)
         self._last_deaths.pop(plan.key, None)
+        self._changed()
         asyncio.ensure_future(self._guard(server)).add_done_callback(lambda task: task.cancelled() or task.exception())
         return server
 
@@ -343,6 +370,8 @@ class Servers:
             core.log("note", text=f"processes {left} of backend {server.label} did not end after SIGKILL")
         core.log("backend", state=state, reason=reason, exit_code=server.exit_code, **fields)
         core.boundary()
+        if not self._closed:
+            self._changed()
         if not server.attached and not self._closed:
             await self._windows.settling.after_stop(f"backend {server.label}", pids)
 

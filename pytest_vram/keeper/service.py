@@ -18,6 +18,7 @@ import msgspec
 from pytest_vram.errors import BackendError, KeeperError, VramError
 from pytest_vram.journal import KINDS
 from pytest_vram.keeper import limits, parents, wire
+from pytest_vram.keeper.admission import Ask
 from pytest_vram.keeper.core import Core, sampling
 from pytest_vram.keeper.messages import (
     PROTOCOL,
@@ -53,7 +54,6 @@ from pytest_vram.keeper.windows import Window, Windows
 from pytest_vram.measure import PYTEST, procfs
 
 _ROLES = ("controller", "worker", "turn", "viewer")
-_READERS = (Hello, Status)
 _GREETING_SECONDS = 30.0
 #: Seconds that servers and workers get after SIGTERM when the run is over; all must be gone within 3 s.
 _END_GRACE = 1.0
@@ -64,7 +64,7 @@ _MOST_COMPUTING = 5.0
 _IDLE_PERIOD = 100_000_000
 #: Intervals by which a sample may be late without a line in the journal.
 _MOST_LATE = 3
-_OWN_KINDS = frozenset({"run", "keeper", "device", "process", "sample", "gap", "backend", "window", "end"})
+_OWN_KINDS = frozenset({"run", "keeper", "device", "process", "sample", "gap", "backend", "window", "lease", "end"})
 
 
 class Connection:
@@ -75,6 +75,7 @@ class Connection:
         self.reader = reader
         self.writer = writer
         self.role = ""
+        self.name = ""
         self.pid = 0
         self.watch: Watch | None = None
         self.turn: tuple[Window, Turns | None] | None = None
@@ -112,6 +113,7 @@ class Service:
         pid, start = self.launch.controller
         self.core.members.adopt(pid, PYTEST)
         controller = Watch(pid, start, self._controller_ended)
+        self.windows.settling.begin()
         sampler = asyncio.ensure_future(self._sample())
         sampler.add_done_callback(self._sampler_ended)
         ready()
@@ -123,6 +125,7 @@ class Service:
             server.close()
             for connection in list(self._connections.values()):
                 connection.writer.close()
+            self.windows.admission.close()
             self.core.timeline.close_probes()
             self.core.ballast.end()
             self.core.journal.close()
@@ -343,7 +346,7 @@ class Service:
     # ------------------------------------------------------------ requests
 
     async def _reply(self, connection: Connection, request: Request) -> Reply | None:
-        if connection.role == "viewer" and not isinstance(request, _READERS):
+        if connection.role == "viewer" and not isinstance(request, (Hello, Status)):
             raise KeeperError("A viewer may only look.")
         match request:
             case Hello():
@@ -405,7 +408,7 @@ class Service:
                 self._workers[hello.pid] = hello.start_time
                 self.servers.workers = len(self._workers)
             self.core.boundary()
-        connection.role, connection.pid = hello.role, hello.pid
+        connection.role, connection.pid, connection.name = hello.role, hello.pid, hello.name
         if hello.role != "viewer":
             # A forked child may keep the socket open after the process that spoke is dead.
             connection.watch = Watch(hello.pid, hello.start_time, lambda: connection.writer.transport.abort())
@@ -415,6 +418,8 @@ class Service:
             folder=self.launch.folder,
             generation=self.core.generation,
             devices=self.core.devices,
+            lease_folder=self.windows.admission.folder,
+            lease_devices=sorted(self.windows.admission.room.keys.values()),
         )
 
     async def _open(self, connection: Connection, request: Open) -> Opened:
@@ -427,8 +432,11 @@ class Service:
             connection.pid,
             parent=request.parent,
             exclusive=request.exclusive,
+            settle=request.settle,
+            ask=Ask.of(request, connection.pid, connection.name),
+            quick=request.quick,
         )
-        return Opened(window=window.number, t=window.span.t, waited=round(waited, 6))
+        return Opened(window=window.number, t=window.span.t, waited=round(waited, 6), waited_for=window.waited_for)
 
     async def _turn(self, connection: Connection, request: Turn) -> Granted:
         if connection.turn is not None:
@@ -469,7 +477,8 @@ class Service:
             if turns is not None:
                 turns.release()
         if request.record:
-            self.core.log("request", **{**_plain(request.record), "window": window.number, "peaks": closed.run})
+            own = {"window": window.number, "peaks": closed.run, "host_use": closed.host_use}
+            self.core.log("request", **{**_plain(request.record), **own})
         return closed
 
     def _note(self, note: Note) -> None:
@@ -481,6 +490,7 @@ class Service:
 
     def _state(self) -> State:
         core = self.core
+        leases, waiting = self.windows.admission.tables()
         return State(
             pid=core.pid,
             run=self.launch.run,
@@ -491,6 +501,8 @@ class Service:
             sampling=sampling(core.timeline.rate()),
             own_cpu_share=core.cpu_share(),
             journal_trouble=core.journal_trouble,
+            leases=leases,
+            waiting=waiting,
         )
 
     async def _finish_now(self, connection: Connection, request: Finish) -> Done:

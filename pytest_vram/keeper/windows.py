@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 
 from pytest_vram.errors import KeeperError
-from pytest_vram.keeper.admission import Admission
+from pytest_vram.keeper.admission import Admission, Ask, Ticket
 from pytest_vram.keeper.core import Core, sampling
 from pytest_vram.keeper.figures import agree, doubted, larger_of, merge, shares, spilled, when, with_boot
 from pytest_vram.keeper.holders import held_by
 from pytest_vram.keeper.host_use import Counted, HostUses
 from pytest_vram.keeper.messages import Closed, Figures, PeakTime, Residue
 from pytest_vram.keeper.residue import Look, Residues
+from pytest_vram.keeper.room import Room
 from pytest_vram.keeper.server import Server
 from pytest_vram.keeper.settling import TOLERANCE, Settling
 from pytest_vram.keeper.strangers import Strangers
@@ -64,8 +65,8 @@ class Windows:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._open: dict[int, Window] = {}
-        self._tickets: dict[int, int] = {}
-        self._admission = Admission()
+        self._tickets: dict[int, Ticket] = {}
+        self.admission = Admission(Room(core), core.log)
         self._next = 0
         self.settling = Settling(core)
         self.residues = Residues(core.members)
@@ -151,10 +152,13 @@ class Windows:
         parent: int | None = None,
         exclusive: bool = False,
         settle: float = 0.0,
+        ask: Ask | None = None,
+        quick: bool = False,
     ) -> tuple[Window, float]:
         """Open a window; returns it and the seconds waited.
 
         :param settle: seconds to wait at most for two agreeing reads before the baseline.
+        :param ask: what a test asks for. :param quick: the gate of its process speaks for it.
 
         :raises KeeperError: an unknown kind or parent.
         """
@@ -162,17 +166,17 @@ class Windows:
             raise KeeperError(f"{kind!r} is not a kind of window: known are {', '.join(_KINDS)}.")
         above = self.get(parent) if parent is not None else None
         waited = 0.0
-        ticket: int | None = None
+        ticket: Ticket | None = None
         if kind == "test":
             await self.settling.baseline()
-            before = time.monotonic()
-            ticket = await self._admission.enter(holder, exclusive)
-            waited = time.monotonic() - before
+        if kind == "test" and not quick:
+            ticket = await self.admission.enter(holder, exclusive, ask)
+            waited = ticket.waited
             if settle > 0:
                 try:
                     await self.now(None, min(settle, _LONGEST_SETTLE), TOLERANCE)
                 except BaseException:
-                    self._admission.leave(ticket)
+                    self.admission.leave(ticket)
                     raise
         core = self._core
         t = core.boundary()
@@ -181,13 +185,14 @@ class Windows:
         counted = self.host_uses.begin(span.owners)
         window = Window(self._next, kind, name, holder, above, span, counted)
         window.waited = waited
+        window.waited_for = ticket.waited_for if ticket is not None else []
         window.exclusive = exclusive
         window.baseline = core.timeline.held("run")
         if span.owners:
             window.baseline_backend = core.timeline.held("backend", span.owners)
         if kind == "test":
-            assert ticket is not None
-            self._tickets[window.number] = ticket
+            if ticket is not None:
+                self._tickets[window.number] = ticket
             self._overlap(window)
             self._look_for_residues()
             running = {other.name for other in self._open.values() if other.kind == "test"}
@@ -212,6 +217,8 @@ class Windows:
         for inner in self._open.values():
             if self._within(inner, window) and server.label not in inner.servers:
                 inner.servers[server.label] = server
+                if (ticket := self._tickets.get(inner.number)) is not None:
+                    self.admission.used(ticket, server.key)
                 timeline = self._core.timeline
                 timeline.use(inner.span, (server.label,))
                 self.host_uses.use(inner.counted, inner.span.owners)
@@ -263,7 +270,7 @@ class Windows:
         del self._open[window.number]
         ticket = self._tickets.pop(window.number, None)
         if ticket is not None:
-            self._admission.leave(ticket)
+            self.admission.leave(ticket)
         if window.kind == "test":
             self._look_for_residues()
         closed = self._closed(window, t)

@@ -109,7 +109,7 @@ class Gate:
             for file in files:
                 file.inside -= 1
                 if not file.inside:
-                    _unlock(file.fd, _INSIDE + self._pid)
+                    unlock(file.fd, _INSIDE + self._pid)
 
     @property
     def inside(self) -> bool:
@@ -130,36 +130,49 @@ class Turnstiles:
 
     Devices of no key stand for every process that did not name its own.
 
-    :ivar closed: whether this process keeps others out.
+    :param folder: ``None`` for none. :ivar closed: whether this process keeps others out.
     """
 
-    def __init__(self, folder: Path, devices: Iterable[str]) -> None:
+    def __init__(self, folder: Path | None, devices: Iterable[str]) -> None:
         self._pid = os.getpid()
         self._fds: list[int] = []
         self.closed = False
-        for name in [_ANY, *sorted(set(devices))]:
+        names = [_ANY, *sorted(set(devices))] if folder is not None else []
+        for name in names:
+            assert folder is not None
             fd = open_shared(folder / file_name(name))
-            if fd is not None:
-                self._fds.append(fd)
+            if fd is None:
+                self.give_up()
+                return
+            self._fds.append(fd)
+
+    @property
+    def usable(self) -> bool:
+        """Whether there are gates at all; without them nobody is kept out, and nobody is seen inside."""
+        return bool(self._fds)
 
     def enter(self) -> bool:
-        """Go in on every device, if nobody wants one of them alone; being inside already is fine."""
+        """Go in on every device, if nobody wants one of them alone."""
         # With devices of its own, "any" is for those that have not named theirs.
-        fds = self._fds[1:] or self._fds
-        if all(_enter(fd, self._pid) for fd in fds):
+        if all(_enter(fd, self._pid) for fd in self._fds[1:] or self._fds):
             return True
         self.leave()
         return False
 
+    def admitted(self) -> None:
+        """Go in although somebody may wait for it, because that one came later."""
+        for fd in self._fds[1:] or self._fds:
+            try_lock(fd, _INSIDE + self._pid, exclusive=True)
+
     def leave(self) -> None:
         """Go out."""
         for fd in self._fds:
-            _unlock(fd, _INSIDE + self._pid)
+            unlock(fd, _INSIDE + self._pid)
 
     def close(self) -> bool:
         """Let nobody in any more, if nobody else does so; whether that is so now. Who is inside stays."""
         if not self.closed:
-            self.closed = all(_lock(fd, _TURNSTILE, exclusive=True) for fd in self._fds)
+            self.closed = all(try_lock(fd, _TURNSTILE, exclusive=True) for fd in self._fds)
             if not self.closed:
                 self.reopen()
         return self.closed
@@ -168,12 +181,12 @@ class Turnstiles:
         """Let others in again."""
         self.closed = False
         for fd in self._fds:
-            _unlock(fd, _TURNSTILE)
+            unlock(fd, _TURNSTILE)
 
     def closed_by(self) -> int | None:
         """PID of another process that keeps people out, or ``None``."""
         for fd in self._fds[1:] or self._fds:
-            found = _holder(fd, _TURNSTILE, 1, exclusive=False)
+            found = lock_holder(fd, _TURNSTILE, 1, exclusive=False)
             if found is not None:
                 return found[1]
         return None
@@ -184,7 +197,7 @@ class Turnstiles:
         for fd in self._fds:
             start = _INSIDE
             while len(found) < _MOST_INSIDE:
-                lock = _holder(fd, start, 0, exclusive=True)
+                lock = lock_holder(fd, start, 0, exclusive=True)
                 if lock is None:
                     break
                 if (pid := lock[0] - _INSIDE) not in ignored:
@@ -230,14 +243,15 @@ def open_shared(path: Path) -> int | None:
 
 
 def _enter(fd: int, pid: int) -> bool:
-    if not _lock(fd, _TURNSTILE, exclusive=False):
+    if not try_lock(fd, _TURNSTILE, exclusive=False):
         return False
-    inside = _lock(fd, _INSIDE + pid, exclusive=True)
-    _unlock(fd, _TURNSTILE)
+    inside = try_lock(fd, _INSIDE + pid, exclusive=True)
+    unlock(fd, _TURNSTILE)
     return inside
 
 
-def _lock(fd: int, byte: int, *, exclusive: bool) -> bool:
+def try_lock(fd: int, byte: int, *, exclusive: bool) -> bool:
+    """Lock one byte, without waiting; whether that was possible."""
     try:
         fcntl.lockf(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB, 1, byte)
     except OSError:
@@ -245,14 +259,15 @@ def _lock(fd: int, byte: int, *, exclusive: bool) -> bool:
     return True
 
 
-def _unlock(fd: int, byte: int) -> None:
+def unlock(fd: int, byte: int) -> None:
+    """Unlock one byte."""
     try:
         fcntl.lockf(fd, fcntl.LOCK_UN, 1, byte)
     except OSError:
         pass
 
 
-def _holder(fd: int, start: int, length: int, *, exclusive: bool) -> tuple[int, int] | None:
+def lock_holder(fd: int, start: int, length: int, *, exclusive: bool) -> tuple[int, int] | None:
     """First lock of another process that stands in the way of one here: its first byte and the PID that holds it."""
     kind = fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK
     try:
