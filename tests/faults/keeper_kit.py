@@ -192,10 +192,11 @@ def gone(pid: int) -> bool:
     return stat is None or not alive(pid, stat.start)
 
 
-def controller(run: Run, code: str) -> subprocess.Popen[str]:
+def controller(run: Run, code: str, *, first: Callable[[], None] | None = None) -> subprocess.Popen[str]:
     """A controller in a process of its own; ``code`` sees ``run`` (id), ``folder``, ``client`` and this module's names.
 
-    It prints ``up`` when ``code`` is through, and then waits to be killed.
+    It prints ``up`` when ``code`` is through, and then waits to be killed. ``first`` runs in the new process before
+    everything else.
     """
     text = f"""
 import os, sys, time
@@ -214,13 +215,14 @@ time.sleep(120)
         text=True,
         cwd=Path(__file__).parents[2],
         start_new_session=True,
+        preexec_fn=first,
     )
 
 
 def wait_up(process: subprocess.Popen[str]) -> list[str]:
     """Lines that the controller printed before ``up``."""
     assert process.stdout is not None
-    lines = []
+    lines: list[str] = []
     for line in process.stdout:
         if line.strip() == "up":
             return lines
