@@ -71,3 +71,99 @@ class PaperProbe:
 
     def close(self) -> None:
         self.closed = True
+
+
+class PaperCard:
+    """A card whose processes a test sets; it has no marks unless a test gives some.
+
+    :ivar accounting: keeps the peak of each process's whole life, as NVML's accounting does: a mark where it rose since
+        the last reset, else an upper end.
+    :ivar hidden: bytes in use by nobody who is listed. :ivar quiet: what counts as in use before, after
+        :meth:`distrust`.
+    """
+
+    counts_pytest = True
+    note: str | None = None
+
+    def __init__(
+        self, label: str = "gpu0", *, capacity: int = 1 << 34, accounting: bool = False, oversubscribes: bool = False
+    ) -> None:
+        size = Reading(bytes=capacity, source="paper", scope="device", device=label, exact=True)
+        self.info = DeviceInfo(
+            label=label,
+            kind="nvml",
+            name="paper card",
+            capacity=size,
+            source="paper",
+            oversubscribes=oversubscribes,
+            accounting=accounting or None,
+        )
+        self.held: dict[int, int] = {}
+        self.lives: dict[int, int] = {}
+        self.bases: dict[int, int] = {}
+        self.accounting = accounting
+        self.hidden = 0
+        self.quiet = 0
+        self.per_process = True
+        mark = "nvml-accounting" if accounting else "nvml-process"
+        self.sources = Sources(mark, "nvml-process", "nvml-process", "nvml-device")
+        self.doubt: str | None = None
+        self.fault: str | None = None
+        self.lost = False
+        self.spill: dict[int, int] = {}
+        self._ended: dict[int, Figure] = {}
+        self.closed = False
+        self.reads = 0
+
+    def distrust(self, doubt: str) -> None:
+        self.per_process, self.doubt = False, doubt
+        self.sources = Sources("device-delta", "device-delta", "device-delta", "nvml-device")
+
+    def set(self, pid: int, size: int) -> None:
+        self.held[pid] = size
+        self.lives[pid] = max(self.lives.get(pid, 0), size)
+
+    def end(self, pid: int) -> None:
+        if self.accounting:
+            self._ended[pid] = self._figure(pid)._replace(now=0, held=0)
+        del self.held[pid]
+        self.lives.pop(pid)
+        self.bases.pop(pid, None)
+
+    def _figure(self, pid: int) -> Figure:
+        held = self.held[pid]
+        if not self.accounting:
+            return Figure(held, held)
+        life = self.lives[pid]
+        return Figure(held, held, mark=life) if life > self.bases.get(pid, 0) else Figure(held, held, most=life)
+
+    def read(self, pids: Collection[int]) -> Snapshot:
+        self.reads += 1
+        if self.fault is not None:
+            return Snapshot({}, None, fault=self.fault, lost=self.lost)
+        used = sum(self.held.values()) + self.hidden
+        device = Figure(used, used)
+        if not self.per_process:
+            rise = max(0, used - self.quiet)
+            return Snapshot({}, device, rise=Figure(rise, rise), doubt=self.doubt)
+        figures = {pid: self._figure(pid) if pid in self.held else Figure(0, 0) for pid in pids}
+        figures.update(self._ended)
+        gone, self._ended = tuple(self._ended), {}
+        return Snapshot(
+            figures,
+            device,
+            gone,
+            others={pid: size for pid, size in self.held.items() if pid not in pids},
+            unlisted=self.hidden,
+            spill={pid: size for pid, size in self.spill.items() if pid in pids},
+            doubt=self.doubt,
+        )
+
+    def reset(self) -> None:
+        self.bases = dict(self.lives)
+
+    def settle(self) -> None:
+        self.quiet = sum(self.held.values()) + self.hidden
+
+    def close(self) -> None:
+        self.closed = True
