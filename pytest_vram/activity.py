@@ -16,12 +16,14 @@ from pytest_vram import settings as settings_module
 from pytest_vram.errors import BadInput, VramError
 from pytest_vram.judging import Judgement, broken, budget_of, judge, with_outcome
 from pytest_vram.outcomes import INCONCLUSIVE, failure
+from pytest_vram.quick import Quick, Shared
 from pytest_vram.readings import Reading
 from pytest_vram.report.records import Outcome, TestRecord
-from pytest_vram.run import Identity, Plan, Run, capacity_of, new_identity, plan_of, ways_on
+from pytest_vram.run import Attempt, Identity, Plan, Run, capacity_of, new_identity, plan_of
 from pytest_vram.settings import Settings
 from pytest_vram.stash import ATTEMPT, RUN
 from pytest_vram.summary import Collector
+from pytest_vram.usage import check_usage
 
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
@@ -33,7 +35,7 @@ IDENTITY = pytest.StashKey[Identity]()
 NOMINAL_TOLERANCE = 0.03
 
 
-class Shared(msgspec.Struct, frozen=True, kw_only=True):
+class Introduction(msgspec.Struct, frozen=True, kw_only=True):
     """What an xdist controller tells its workers."""
 
     identity: Identity
@@ -50,7 +52,7 @@ def activate(config: pytest.Config) -> None:
     worker = getattr(config, "workerinput", None)
     told = worker.get("vram") if worker else None
     try:
-        shared = msgspec.json.decode(told, type=Shared) if told else None
+        shared = msgspec.json.decode(told, type=Introduction) if told else None
         path = _config_path(config)
         specs = specfile.read(path)
         settings = (shared.settings if shared else None) or _resolve(config, specs)
@@ -66,7 +68,7 @@ def activate(config: pytest.Config) -> None:
     name = worker.get("workerid") if worker else None
     run = config.stash[RUN] = Run(settings, specs, identity, role="controller", worker=name)
     if worker is None and not _only_lists(config):
-        _check_budget(run)
+        check_usage(run)
     if worker is None:
         _collector(config)
     config.pluginmanager.register(Activity(run, config), PLUGIN)
@@ -76,7 +78,7 @@ def introduce(node: WorkerController) -> None:
     """Give an xdist worker the identity and settings of this run."""
     config = node.config
     run = config.stash.get(RUN, None)
-    shared = Shared(identity=run.identity if run else _identity(config), settings=run.settings if run else None)
+    shared = Introduction(identity=run.identity if run else _identity(config), settings=run.settings if run else None)
     # A worker of a run that nothing has asked for yet learns the identity only; it may take part for a marker.
     key = "vram" if run else "vram_identity"
     node.workerinput[key] = msgspec.json.encode(shared).decode()
@@ -87,7 +89,7 @@ def _identity(config: pytest.Config) -> Identity:
     if IDENTITY not in config.stash:
         told = getattr(config, "workerinput", {}).get("vram_identity")
         if told:
-            config.stash[IDENTITY] = msgspec.json.decode(told, type=Shared).identity
+            config.stash[IDENTITY] = msgspec.json.decode(told, type=Introduction).identity
         else:
             config.stash[IDENTITY] = new_identity(config.rootpath)
     return config.stash[IDENTITY]
@@ -153,45 +155,18 @@ def _refuse_ignored_table(config: pytest.Config) -> None:
         )
 
 
-def _check_budget(run: Run) -> None:
-    """A budget that cannot be held is a usage error where a person typed it, and a warning where a file has it."""
-    if run.predicted:  # which devices there are is known when a backend's estimate is made
-        return
-    if run.settings.budget is None or run.measurable:
-        _check_labels(run)
-        return
-    reason = run.why_unmeasurable()
-    place = run.settings.places["budget"]
-    if run.settings.ranks["budget"] in ("command line", "environment"):
-        raise pytest.UsageError(
-            f"pytest-vram: the budget {run.settings.budget.text} (from {place}) cannot be held: {reason}."
-            f" Ways on: {ways_on(run.settings)}."
-        )
-    run.warnings.append(
-        f"the budget {run.settings.budget.text} (from {place}) is not held: {reason}. Ways on: {ways_on(run.settings)}."
-    )
-
-
-def _check_labels(run: Run) -> None:
-    budget = run.settings.budget
-    if budget is None:
-        return
-    labels = [device.label for device in run.measurable]
-    for label in budget.by_label:
-        if label not in labels:
-            raise pytest.UsageError(
-                f"pytest-vram: the budget {budget.text!r} names {label}, but this run measures {', '.join(labels)}"
-                f" (from {run.settings.places['budget']})"
-            )
-
-
 class Activity:
     """Hooks around each test."""
 
     def __init__(self, run: Run, config: pytest.Config) -> None:
         self.run = run
         self.config = config
+        self.shared = Shared(run, int(run.settings.interval_ms * 1e6))
         self._missing: str | None = None
+        self._next: pytest.Item | None = None
+        self._present: Quick | None = None
+        self._calling = False
+        run.opening = self._own_window
 
     # ------------------------------------------------------------ collection
 
@@ -208,6 +183,20 @@ class Activity:
         return item.stash[PLAN]
 
     # ------------------------------------------------------------ one test
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, nextitem: pytest.Item | None) -> None:
+        """Remember what comes next: the window that short tests share must not outlive the last of them."""
+        self._next = nextitem
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self) -> Generator[None, object, object]:
+        """While a test runs, the reports that are made are those of its subtests; the window goes on."""
+        self._calling = True
+        try:
+            return (yield)
+        finally:
+            self._calling = False
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Refuse what cannot run, and open the test's window before its first fixture.
@@ -226,11 +215,48 @@ class Activity:
         if plan.errors:
             pytest.fail("\n".join(dict.fromkeys(plan.errors)), pytrace=False)
         self._admit(plan)
-        judged = budget_of(self.run) is not None
         try:
-            item.stash[ATTEMPT] = self.run.begin(key_of(item), plan, judged=judged)
+            if self._is_quick(plan):
+                self._begin(item, plan)
+            else:
+                self.shared.close()
+                item.stash[ATTEMPT] = self.run.begin(key_of(item), plan, judged=self._judges)
         except VramError as error:
             raise failure(error) from None
+
+    @property
+    def _judges(self) -> bool:
+        """Whether tests that ask for nothing are judged."""
+        return budget_of(self.run) is not None
+
+    def _is_quick(self, plan: Plan) -> bool:
+        """Whether a test asks for nothing, so that it needs no window of its own."""
+        return not (plan.takes_part or plan.errors or plan.may_fail or self.run.predicted)
+
+    def _begin(self, item: pytest.Item, plan: Plan) -> None:
+        """A test that asks for nothing begins: in the shared window where it is judged, at the gate in any case."""
+        attempt = item.stash[ATTEMPT] = self.run.attempted(key_of(item), plan)
+        attempt.judged = self._judges
+        attempt.gated = self.shared.enter()
+        if not attempt.gated:
+            self.run.open(attempt)
+        elif attempt.judged:
+            self._present = self.shared.begin(attempt, item.nodeid, item.location)
+
+    def _own_window(self, attempt: Attempt) -> None:
+        """An attempt is about to get a window of its own, maybe in the middle of a test that had none."""
+        test = self._present
+        if test is not None and test.attempt is attempt:
+            self.shared.end(test, "passed", 0.0, None)
+            self._present = None
+            judgement = self.shared.close(test)
+            if judgement is not None:
+                attempt.earlier = judgement.findings
+        else:
+            self.shared.close()
+        if attempt.gated:
+            attempt.gated = False
+            self.shared.leave()
 
     def _admit(self, plan: Plan) -> None:
         for wanted in plan.requires:
@@ -264,7 +290,7 @@ class Activity:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Judge the window in the call's report, or in the set-up's where that failed."""
         report = yield
-        if self.run.is_copy:
+        if self._calling or self.run.is_copy:
             return report
         if call.when == "setup":
             if self._missing is not None:
@@ -273,11 +299,53 @@ class Activity:
             if report.passed:
                 return report
         if call.when == "teardown":
-            attempt = item.stash.get(ATTEMPT, None)
-            if attempt is not None:
-                self.run.leave(attempt)
+            self._leave(item)
             return report
-        return self._judged(item, call, report)
+        if self._present is not None:
+            report = self._end(self._present, item, call, report)
+        else:
+            report = self._judged(item, call, report)
+        if self._is_last:
+            self.shared.close()
+        self._hand_over(report)
+        return report
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether no test follows that could share the window, as far as this process knows."""
+        return self._next is None or not self._is_quick(self._plan(self._next))
+
+    def _leave(self, item: pytest.Item) -> None:
+        """The test is over, teardown included."""
+        attempt = item.stash.get(ATTEMPT, None)
+        if attempt is not None:
+            if attempt.gated:
+                attempt.gated = False
+                self.shared.leave()
+            self.run.leave(attempt)
+
+    def _end(
+        self, test: Quick, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
+    ) -> pytest.TestReport:
+        """A test of the shared window is over; where that is due, it is closed and judged."""
+        self._present = None
+        before = self._before(item, call, report)
+        self.shared.end(test, before, call.duration, _first_line(report))
+        if before != "passed" or self._is_last or self.shared.lasted(test):
+            judgement = self.shared.close(test)
+            if judgement is not None:
+                self._deliver(item, call, report, judgement, before)
+        elif self._next is not None and self.shared.is_due():
+            self.shared.turn_over(key_of(self._next))
+        return report
+
+    def _hand_over(self, report: pytest.TestReport) -> None:
+        """Let a report carry what is known of tests whose reports are out."""
+        if self.shared.pending:
+            data: dict[str, Any] = getattr(report, "vram", {"category": None})
+            data["batches"] = [msgspec.to_builtins(batch) for batch in self.shared.pending]
+            report.vram = data  # type: ignore[attr-defined]
+            self.shared.pending.clear()
 
     def _judged(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> pytest.TestReport:
         attempt = item.stash.get(ATTEMPT, None)
@@ -289,20 +357,38 @@ class Activity:
         if attempt.window is None and not attempt.trouble and not predicted:
             return report
         closed = self.run.end(attempt, {"outcome": report.outcome})
-        before: Outcome = "error" if call.when == "setup" and report.failed else report.outcome
-        broke = (
-            call.excinfo is not None
-            and isinstance(call.excinfo.value, VramError)
-            and not isinstance(call.excinfo.value, BadInput)
-        )
-        if broke and report.failed:
-            before = "error"
-        if report.skipped and call.excinfo is not None and str(call.excinfo.value).startswith(INCONCLUSIVE):
-            before = self._undecided(item, report, str(call.excinfo.value))
+        if not attempt.judged:
+            return report
+        before = self._before(item, call, report)
         try:
             judgement = judge(self.run, attempt, closed, seconds=call.duration, outcome=before)
         except Exception as error:  # noqa: BLE001 - the results of the other tests must not be lost for a defect here
             judgement = broken(self.run, attempt, error, seconds=call.duration, outcome=before)
+        self._deliver(item, call, report, judgement, before)
+        return report
+
+    def _before(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> Outcome:
+        """What became of the test before it is judged."""
+        if report.passed:
+            return "passed"
+        if report.failed:
+            if call.when == "setup":
+                return "error"
+            error = call.excinfo.value if call.excinfo is not None else None
+            return "error" if isinstance(error, VramError) and not isinstance(error, BadInput) else "failed"
+        if call.excinfo is not None and str(call.excinfo.value).startswith(INCONCLUSIVE):
+            return self._undecided(item, report, str(call.excinfo.value))
+        return "skipped"
+
+    def _deliver(
+        self,
+        item: pytest.Item,
+        call: pytest.CallInfo[None],
+        report: pytest.TestReport,
+        judgement: Judgement,
+        before: Outcome,
+    ) -> None:
+        """Put a judgement on the report of its test."""
         outcome = self._apply(item, call, report, judgement, before)
         record = with_outcome(judgement, outcome, _first_line(report))
         data = {
@@ -312,7 +398,6 @@ class Activity:
         }
         report.vram = data  # type: ignore[attr-defined]
         self.run.note("test", nodeid=record.nodeid, outcome=outcome, attempt=record.attempt, worker=self.run.worker)
-        return report
 
     def _refused(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
         """A test of ours that ended before its window was opened stands in the report as well."""
@@ -381,9 +466,28 @@ class Activity:
 
     # ------------------------------------------------------------ the end
 
-    def pytest_sessionfinish(self) -> None:
-        """A worker says good-bye; the controller's end is the collector's work."""
-        if self.run.worker and not self.run.is_copy:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """What no report could carry any more is handed over; a worker says good-bye.
+
+        The controller's end is the collector's work.
+        """
+        if self.run.is_copy:
+            return
+        self.shared.close()
+        self.shared.give_up()
+        if self.shared.pending:
+            batches = [msgspec.to_builtins(batch) for batch in self.shared.pending]
+            self.shared.pending.clear()
+            output = getattr(self.config, "workeroutput", None)
+            collector = self.config.pluginmanager.get_plugin(Collector.NAME)
+            if output is not None:
+                output[Collector.NAME] = msgspec.json.encode(batches).decode()
+            elif collector is not None:
+                collector.take(batches)
+                if session.testsfailed and session.exitstatus == pytest.ExitCode.OK:
+                    session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self.run.worker:
             self.run.close()
 
 

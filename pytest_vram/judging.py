@@ -48,7 +48,7 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
     """
     backends = list({id(backend): backend for backend in attempt.backends.values()}.values())
     requests = [record for backend in backends for record in backend.take_requests()]
-    findings: list[Finding] = []
+    findings: list[Finding] = list(attempt.earlier)
     if attempt.trouble:
         findings.append(
             Finding(
@@ -70,6 +70,10 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
             Finding(check="backend", verdict="error", section="backend", text=sentence) for sentence in closed.deaths
         )
         findings.extend(_memory(run, attempt, closed, ledger))
+        if attempt.plan.host_limit is not None or attempt.plan.rate is not None:
+            # What both are about: a model that is paged out shows less memory and waits for the disk.
+            locked = (checks.judge_locked(one.asked, one.boot.facts, warnings=one.boot.warnings) for one in backends)
+            findings.extend(finding for finding in locked if finding is not None)
         limit, limit_from = _limit_shown(run, attempt, closed)
     if attempt.plan.rate is not None and run.predicted:
         findings.append(predicting.no_rate(attempt.plan.rate))

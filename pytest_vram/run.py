@@ -10,17 +10,17 @@ import datetime
 import os
 import secrets
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pytest_vram import markers, measure, specfile
+from pytest_vram import measure, specfile
 from pytest_vram.backends.base import PlanContext
 from pytest_vram.backends.pool import Pool, RunningBackend
-from pytest_vram.errors import BackendError, BadInput, BadMarker, KeeperError, KeeperLost, KeeperUnavailable
-from pytest_vram.keeper import KeeperClient, ensure, mark_environment, socket_path, start_time
+from pytest_vram.errors import BackendError, BadInput, KeeperError, KeeperLost, KeeperUnavailable
+from pytest_vram.keeper import KeeperClient, Promise, ensure, mark_environment, socket_path, start_time
 from pytest_vram.keeper.messages import (
     Close,
     Closed,
@@ -37,10 +37,14 @@ from pytest_vram.keeper.messages import (
     Request,
     Welcome,
 )
+from pytest_vram.needs import Plan as Plan
+from pytest_vram.needs import need_of, settling_of
+from pytest_vram.needs import plan_of as plan_of
 from pytest_vram.readings import Measured, Reading, Unmeasurable
 from pytest_vram.settings import Settings
 
 if TYPE_CHECKING:
+    from pytest_vram.checks.finding import Finding
     from pytest_vram.predicting import Predictions
 
 RPC_VARIABLE = "PYTEST_VRAM_RPC"
@@ -75,78 +79,13 @@ def new_identity(rootdir: Path) -> Identity:
     return Identity(id=run, folder=str(base / "runs" / run), socket=socket, controller=controller, rootdir=str(rootdir))
 
 
-class Plan(msgspec.Struct, kw_only=True):
-    """What one test asks for, read from its markers and fixtures.
-
-    :ivar errors: one message for each marker that cannot be used; the test is an error with the first.
-    :ivar limits: meanings of its ``max_vram`` markers, the closest of each (over, scope, phase).
-    :ivar takes_part: whether the test has anything to do with this plugin.
-    :ivar wants_backend: whether its fixtures start its backend. :ivar names_backend: whether that, its marker or its
-        estimate says which backend it is about. :ivar may_use_backends: whether a fixture lets it start others.
-    """
-
-    errors: list[str] = []
-    limits: list[dict[str, Any]] = []
-    host_limit: dict[str, Any] | None = None
-    serial: bool = False
-    backend: str | None = None
-    overrides: dict[str, Any] = {}
-    requires: list[dict[str, Any]] = []
-    rate: float | None = None
-    takes_part: bool = False
-    wants_backend: bool = False
-    names_backend: bool = False
-    may_use_backends: bool = False
-
-    @property
-    def needs_device(self) -> bool:
-        """Whether a marker of this test can only be judged with a measurable device."""
-        return bool(self.limits)
-
-
-def plan_of(marks: Iterable[tuple[str, tuple[object, ...], Mapping[str, object]]], fixtures: Iterable[str]) -> Plan:
-    """The plan of a test from its markers, closest first, and the names of its fixtures."""
-    names = set(fixtures)
-    plan = Plan(
-        takes_part=not markers.FIXTURES.isdisjoint(names - {"vram_estimate"}),  # which starts nothing
-        wants_backend=not names.isdisjoint(("vram_backend", "vram_client", "vram_async_client")),
-        may_use_backends="vram_backends" in names,
-    )
-    plan.names_backend = plan.wants_backend or "vram_estimate" in names
-    seen: set[object] = set()
-    for name, args, kwargs in marks:
-        if name not in markers.MARKERS:
-            continue
-        # Beside its estimate the marker only says which backend is meant.
-        plan.takes_part = plan.takes_part or name != "vram_backend" or "vram_estimate" not in names
-        try:
-            meaning = markers.read(name, args, kwargs)
-        except BadMarker as error:
-            plan.errors.append(str(error))
-            continue
-        key = (name, meaning["over"], meaning["scope"], meaning["phase"]) if name == "max_vram" else name
-        if key in seen and name != "requires_vram":
-            continue
-        seen.add(key)
-        match name:
-            case "max_vram":
-                plan.limits.append(meaning)
-            case "max_host_memory":
-                plan.host_limit = meaning
-            case "serial_only":
-                plan.serial = True
-            case "vram_backend":
-                plan.backend, plan.overrides = meaning["name"], meaning["overrides"]
-                plan.names_backend = True
-            case "requires_vram":
-                plan.requires.append(meaning)
-            case "min_tokens_per_second":
-                plan.rate = meaning["rate"]
-    return plan
-
-
 class Attempt:
-    """One attempt at one test: its window and what it used."""
+    """One attempt at one test: its window and what it used.
+
+    :ivar judged: whether it stands in the report and is held against limits. :ivar gated: whether it has entered the
+        gate of this process. :ivar waited: seconds before it could begin, with ``waited_for`` what was wanted.
+    :ivar earlier: findings on the part of it that came before its window.
+    """
 
     def __init__(self, key: str, plan: Plan, number: int) -> None:
         self.key = key
@@ -156,6 +95,12 @@ class Attempt:
         self.backends: dict[str, RunningBackend] = {}
         self.meter: Meter | None = None
         self.trouble: str | None = None
+        self.judged = True
+        self.gated = False
+        self.waited = 0.0
+        self.waited_for: list[str] = []
+        self.uses: list[str] = []
+        self.earlier: list[Finding] = []
 
 
 class Run:
@@ -177,6 +122,8 @@ class Run:
         self._pool: Pool | None = None
         self._predictions: Predictions | None = None
         self._attempts: dict[str, int] = {}
+        #: Called before a window of its own is opened for an attempt.
+        self.opening: Callable[[Attempt], None] = lambda attempt: None
 
     @property
     def is_copy(self) -> bool:
@@ -193,9 +140,16 @@ class Run:
 
     @property
     def devices(self) -> list[DeviceInfo | Unmeasurable]:
-        """What was asked to be measured, each measurable or with the reason why not."""
+        """What was asked to be measured, each measurable or with the reason why not.
+
+        :raises BadSetting: where ``--vram-emulate`` cannot be played on one.
+        """
         if self._devices is None:
-            self._devices = measure.survey(self.settings.device, self.rpc)
+            size = self.settings.emulate
+            self._devices = [
+                measure.emulated(device, size) if size is not None and isinstance(device, DeviceInfo) else device
+                for device in measure.survey(self.settings.device, self.rpc)
+            ]
         return self._devices
 
     @property
@@ -251,6 +205,10 @@ class Run:
                     interval_ms=self.settings.interval_ms,
                     rpc=list(self.rpc),
                     settings=self.settings.as_table(),
+                    budget=self.settings.budget,
+                    reserve=self.settings.reserve,
+                    emulate=self.settings.emulate,
+                    leases=self.settings.leases,
                 )
             )
             mark_environment(self.identity.id)
@@ -268,6 +226,29 @@ class Run:
             return client.call(request, timeout)
         except KeeperLost:
             self._forget()
+            raise
+
+    def ahead(self, *requests: Request) -> list[Promise]:
+        """Send requests to the keeper without waiting; :meth:`result` gives the reply of each.
+
+        :raises KeeperLost: when it died.
+        """
+        try:
+            return self.keeper().ahead(*requests)
+        except KeeperLost:
+            self._forget()
+            raise
+
+    def result(self, promise: Promise) -> Reply:
+        """The reply to a request that was sent ahead.
+
+        :raises KeeperLost: when it died, or does not answer in time.
+        """
+        try:
+            return promise.result()
+        except KeeperLost:
+            if promise.client is self._client:
+                self._forget()
             raise
 
     def note(self, kind: str, **fields: Any) -> None:
@@ -317,6 +298,7 @@ class Run:
                 rootdir=self.identity.rootdir,
                 run=self.identity.id,
                 predicted=self.predicted,
+                emulate=self.settings.emulate,
             )
             self._pool = Pool(
                 _Link(self),
@@ -339,9 +321,18 @@ class Run:
         """Remember that the current test uses this backend."""
         if self.attempt is not None:
             self.attempt.backends[f"{backend.name}#{backend.generation}"] = backend
-        for text in self._kept_from(backend):
+        for text in [*self._kept_from(backend), *self._unlocked(backend)]:
             if text not in self.warnings:
                 self.warnings.append(text)
+
+    @staticmethod
+    def _unlocked(backend: RunningBackend) -> list[str]:
+        if not backend.asked.get("mlock") or backend.boot.facts.get("mlock") is not False:
+            return []
+        return [
+            f"backend {backend.name!r} was to lock its model in memory (mlock) and could not: when host memory is"
+            " short it is paged out, and requests wait for the disk; raise the limit (`ulimit -l`) or remove the option"
+        ]
 
     @staticmethod
     def _kept_from(backend: RunningBackend) -> list[str]:
@@ -352,36 +343,55 @@ class Run:
 
     # ------------------------------------------------------------ tests
 
+    def attempted(self, key: str, plan: Plan) -> Attempt:
+        """A new attempt at a test, which is the present one now; it has no window yet."""
+        number = self._attempts[key] = self._attempts.get(key, 0) + 1
+        self.attempt = Attempt(key, plan, number)
+        return self.attempt
+
     def begin(self, key: str, plan: Plan, *, judged: bool) -> Attempt:
         """Start an attempt at a test; opens a window where something is judged or used.
 
         :raises KeeperError: when no window can be opened.
         """
-        number = self._attempts[key] = self._attempts.get(key, 0) + 1
-        attempt = self.attempt = Attempt(key, plan, number)
+        attempt = self.attempted(key, plan)
         # Where nothing is measured, a test needs a window only for what it starts; its fixtures open one on use.
         if plan.wants_backend if self.predicted else judged or plan.takes_part:
             if plan.wants_backend:
-                self._prepare(plan)
+                self._prepare(attempt)
             self.open(attempt)
         return attempt
 
-    def _prepare(self, plan: Plan) -> None:
+    def _prepare(self, attempt: Attempt) -> None:
         """End servers that nobody uses before the window opens, so that this test is not charged for them."""
+        plan = attempt.plan
         try:
-            self.call(Prepare(plan=self.pool.plan(self.pool.spec(plan.backend, **plan.overrides))))
+            launch = self.pool.plan(self.pool.spec(plan.backend, **plan.overrides))
+            attempt.uses = [launch.key]
+            self.call(Prepare(plan=launch))
         except (BackendError, BadInput, KeeperLost):
             pass  # the fixture will meet it again, and says it in the test's own set-up
 
     def open(self, attempt: Attempt) -> None:
-        """Open the window of an attempt; a keeper that died before this test is replaced."""
-        request = Open(kind="test", name=attempt.key, exclusive=attempt.plan.serial)
+        """Open the window of an attempt, once there is room for it; a keeper that died before this is replaced."""
+        self.opening(attempt)
+        plan = attempt.plan
+        request = Open(
+            kind="test",
+            name=attempt.key,
+            exclusive=plan.serial,
+            need=need_of(plan.limits, self.settings.budget, [device.label for device in self.measurable]),
+            uses=attempt.uses,
+            alone=attempt.uses if plan.rate is not None else [],
+            settle=settling_of(plan.limits),
+        )
         try:
             opened = self.call(request)
         except KeeperLost:
             opened = self.call(request)
         assert isinstance(opened, Opened)
         attempt.window = opened.window
+        attempt.waited, attempt.waited_for = opened.waited, list(opened.waited_for)
 
     def end(self, attempt: Attempt, record: Mapping[str, Any]) -> Closed | None:
         """Close the window of an attempt; ``None`` where it had none. Sets ``attempt.trouble`` when the keeper died."""
@@ -409,6 +419,7 @@ class Run:
         if self.attempt is None:
             self.attempt = Attempt("(outside a test)", Plan(takes_part=True), 1)
         if self.attempt.window is None:
+            self.attempt.judged = True
             self.open(self.attempt)
         if self.attempt.meter is None:
             self.attempt.meter = Meter(self, self.attempt)

@@ -21,6 +21,7 @@ from pytest_vram import report as reports
 from pytest_vram.errors import KeeperError, VramError
 from pytest_vram.keeper import KeeperClient
 from pytest_vram.keeper.messages import DeviceInfo, Finish, State, Status
+from pytest_vram.quick import Batch, Late
 from pytest_vram.readings import Measured, Reading, larger
 from pytest_vram.report.records import BackendRecord, RunInfo, RunReport, TestRecord
 from pytest_vram.run import Identity, Run, versions, ways_on
@@ -54,6 +55,7 @@ class Collector:
         self.trouble: list[str] = []
         self._state: State | None = None
         self._latest: dict[str, int] = {}
+        self._torn: set[str] = set()
         self.defect: str | None = None
         self._pid = os.getpid()
 
@@ -70,16 +72,44 @@ class Collector:
         data: dict[str, Any] | None = getattr(report, "vram", None)
         if report.when == "setup" and report.skipped and self.UNMEASURED in str(report.longrepr):
             self.unmeasured += 1
+        if data is not None and "batches" in data:
+            self.take(data["batches"], node=getattr(report, "node", None))
+        if data is not None and "record" in data:
+            self._latest[report.nodeid] = len(self.tests)
+            self.tests.append(msgspec.convert(data["record"], TestRecord))
+            for table in data["backends"]:
+                self._backend(msgspec.convert(table, BackendRecord))
         if report.when == "teardown" and report.failed:
             self._teardown_failed(report)
-        if data is None or "record" not in data:
-            return
-        self._latest[report.nodeid] = len(self.tests)
-        self.tests.append(msgspec.convert(data["record"], TestRecord))
-        for table in data["backends"]:
-            self._backend(msgspec.convert(table, BackendRecord))
-        # pytest keeps every report until the end: what was taken from this one need not be kept twice.
-        report.vram = {"category": data["category"]}  # type: ignore[attr-defined]
+        if data is not None:
+            # pytest keeps every report until the end: what was taken from this one need not be kept twice.
+            report.vram = {"category": data["category"]}  # type: ignore[attr-defined]
+
+    def take(self, batches: list[dict[str, Any]], node: object = None) -> None:
+        """Keep the records of tests that shared a window, and report what is known of them by now.
+
+        :param node: the xdist worker that they ran on.
+        """
+        for table in batches:
+            batch = msgspec.convert(table, Batch)
+            for record in batch.records():
+                self._latest[record.nodeid] = len(self.tests)
+                self.tests.append(record)
+                if record.nodeid in self._torn:
+                    self._torn.discard(record.nodeid)
+                    self._torn_down(record.nodeid)
+            for late in batch.late:
+                report = _late_report(late)
+                if node is not None:
+                    report.node = node  # type: ignore[attr-defined]
+                self.config.hook.pytest_runtest_logreport(report=report)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """What a worker's last reports could not carry comes with its end."""
+        batches = getattr(node, "workeroutput", {}).get(self.NAME)
+        if batches:
+            self.take(msgspec.json.decode(batches), node)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
@@ -97,7 +127,12 @@ class Collector:
         )
 
     def _teardown_failed(self, report: pytest.TestReport) -> None:
-        index = self._latest.get(report.nodeid)
+        if report.nodeid not in self._latest:
+            self._torn.add(report.nodeid)
+        self._torn_down(report.nodeid)
+
+    def _torn_down(self, nodeid: str) -> None:
+        index = self._latest.get(nodeid)
         if index is not None and self.tests[index].outcome == "passed":
             self.tests[index] = msgspec.structs.replace(self.tests[index], outcome="error", reason="error at teardown")
 
@@ -305,6 +340,24 @@ class Collector:
         for line in lines:
             mark = colour if line.startswith("verdict") else "red" if line.startswith("WARNING") else None
             terminalreporter.write_line(line, **({mark: True} if mark else {}))
+
+
+def _late_report(late: Late) -> pytest.TestReport:
+    """The report of a verdict on a test that was reported before it was known."""
+    path, line, _ = late.location
+    undecided = late.category == "inconclusive"
+    report = pytest.TestReport(
+        nodeid=late.nodeid,
+        location=late.location,
+        keywords={},
+        outcome="skipped" if undecided else "failed",
+        longrepr=(path, (line or 0) + 1, late.text) if undecided else late.text,
+        when="call",
+        sections=late.sections,
+    )
+    if late.category in ("inconclusive", "error"):
+        report.vram = {"category": late.category}  # type: ignore[attr-defined]
+    return report
 
 
 def _is_unicode() -> bool:

@@ -9,14 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_vram.keeper.client import KeeperClient
+    from pytest_vram.keeper.client import KeeperClient, Promise
     from pytest_vram.keeper.launch import ensure, mark_environment, socket_path
     from pytest_vram.measure.procfs import start_time
 
-__all__ = ["KeeperClient", "ensure", "mark_environment", "socket_path", "start_time"]
+__all__ = ["KeeperClient", "Promise", "ensure", "mark_environment", "socket_path", "start_time"]
 
 _HOMES = {
     "KeeperClient": "pytest_vram.keeper.client",
+    "Promise": "pytest_vram.keeper.client",
     "ensure": "pytest_vram.keeper.launch",
     "mark_environment": "pytest_vram.keeper.launch",
     "socket_path": "pytest_vram.keeper.launch",

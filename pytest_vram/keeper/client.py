@@ -6,6 +6,7 @@ import os
 import socket as sockets
 import threading
 import time
+from collections import deque
 from math import isfinite
 from pathlib import Path
 
@@ -32,6 +33,30 @@ _ANSWER_SECONDS = 60.0
 _LAST_WORDS_SECONDS = 0.5
 
 
+class Promise:
+    """The reply to a request that was sent ahead; see :meth:`KeeperClient.ahead`."""
+
+    __slots__ = ("client", "error", "reply", "request")
+
+    def __init__(self, client: KeeperClient, request: Request) -> None:
+        self.client = client
+        self.request = request
+        self.reply: Reply | None = None
+        self.error: VramError | None = None
+
+    def result(self) -> Reply:
+        """The reply, waited for where it is not there yet.
+
+        :raises VramError: as :meth:`KeeperClient.call`.
+        """
+        if self.reply is None and self.error is None:
+            self.client.collect(self)
+        if self.error is not None:
+            raise self.error
+        assert self.reply is not None
+        return self.reply
+
+
 class KeeperClient:
     """One connection to the keeper of a run.
 
@@ -49,6 +74,7 @@ class KeeperClient:
         self._pid = os.getpid()
         self._asking = threading.Lock()
         self._writing = threading.Lock()
+        self._owed: deque[Promise] = deque()
         if not hasattr(sockets, "AF_UNIX"):
             raise KeeperUnavailable("The keeper needs Unix sockets, which this platform does not have.")
         try:
@@ -87,17 +113,58 @@ class KeeperClient:
         with self._asking:
             deadline = None if patience is None else time.monotonic() + patience
             self._write(request)
-            header = self._read(wire.HEADER, deadline)
-            try:
-                reply = wire.reply(self._read(wire.length(header), deadline))
-            except wire.BadFrame as error:
-                self.close()
-                raise KeeperLost(
-                    f"The keeper sent something that is not a message ({error}).{self._see_log()}"
-                ) from None
+            self._settle_debts()
+            reply = self._receive(deadline)
         if isinstance(reply, Failed):
             raise _exception(reply)
         return reply
+
+    def ahead(self, *requests: Request) -> list[Promise]:
+        """Send requests and go on; the keeper answers them in order, while this process does other things.
+
+        :raises KeeperLost: the keeper is gone.
+        """
+        with self._asking:
+            promises = [Promise(self, request) for request in requests]
+            self._write(*requests)
+            self._owed.extend(promises)
+        return promises
+
+    def collect(self, promise: Promise) -> None:
+        """Wait for the reply of a promise, and of those before it."""
+        with self._asking:
+            while promise.reply is None and promise.error is None:
+                if not self._owed:
+                    promise.error = self._lost(None)
+                    return
+                self._settle_one()
+
+    def _settle_debts(self) -> None:
+        while self._owed:
+            self._settle_one()
+
+    def _settle_one(self) -> None:
+        promise = self._owed[0]
+        patience = _patience(promise.request)
+        try:
+            reply = self._receive(None if patience is None else time.monotonic() + patience)
+        except VramError as error:
+            while self._owed:
+                self._owed.popleft().error = error
+            return
+        self._owed.popleft()
+        if isinstance(reply, Failed):
+            promise.error = _exception(reply)
+        else:
+            promise.reply = reply
+
+    def _receive(self, deadline: float | None) -> Reply:
+        header = self._read(wire.HEADER, deadline)
+        try:
+            return wire.reply(self._read(wire.length(header), deadline))
+        except wire.BadFrame as error:
+            self.close()
+            raise KeeperLost(f"The keeper sent something that is not a message ({error}).{self._see_log()}") from None
 
     def send(self, note: Request) -> None:
         """Send a request that has no reply.
@@ -116,11 +183,11 @@ class KeeperClient:
             pass
         self._socket.close()
 
-    def _write(self, message: Request) -> None:
+    def _write(self, *messages: Request) -> None:
         if os.getpid() != self._pid:
             raise KeeperLost("This connection to the keeper belongs to the parent process; open one of your own.")
         try:
-            data = wire.frame(message)
+            data = b"".join(map(wire.frame, messages))
         except wire.BadFrame as error:
             raise KeeperError(f"A message to the keeper could not be sent: {error}.") from None
         with self._writing:

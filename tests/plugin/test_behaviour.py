@@ -134,13 +134,13 @@ def test_a_defect_of_ours_does_not_lose_the_results(project: pytest.Pytester, in
         """
         import pytest_vram.judging
 
-        def test_breaks(monkeypatch):
+        def test_breaks(vram):
             from pytest_vram import activity
             def boom(*args, **kwargs): raise ZeroDivisionError("on purpose")
             activity.judge, kept = boom, activity.judge
             test_breaks.kept = kept
 
-        def test_next():
+        def test_next(vram):
             from pytest_vram import activity
             activity.judge = test_breaks.kept
         """
