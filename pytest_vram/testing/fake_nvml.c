@@ -425,6 +425,7 @@ static int accounted(Asked *asked, unsigned pid, StatsV2 *stats) {
         if (!its || (unsigned)its + asked->c->pid_offset != pid) continue;
         known = 1;
         stats->running |= running != 0;
+        stats->start = p->began;
         stats->most += most(p, asked->now);
         if (p->not_available) stats->most = NOT_AVAILABLE;
     }
@@ -463,6 +464,7 @@ API nvmlDeviceGetAccountingStats(void *device, unsigned pid, Stats *stats) {
     memset(stats, 0, sizeof *stats);
     stats->most = all.most;
     stats->running = all.running;
+    stats->start = all.start;
     return end(SUCCESS);
 }
 #if DRIVER >= 580

@@ -96,6 +96,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     :ivar ends: when it leaves the card, ns of ``CLOCK_MONOTONIC``; accounting remembers it.
     :ivar born: field 22 of ``/proc/PID/stat`` of the one that is meant, 0 for one that does not exist; ``None``: of
         the one with this PID when it is handed to the driver.
+    :ivar began: when it came onto the card, µs since 1970, as accounting tells; ``None``: when it is handed over.
     """
 
     pid: int | None = None
@@ -106,6 +107,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     slice: int | None = None
     ends: int | None = None
     born: int | None = None
+    began: int | None = None
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,11 +216,13 @@ class FakeDriver:
     ) -> Process:
         """Put a process on a card, or give the one with this PID or command there something else to hold."""
         made = Process(pid=pid, command=command, held=held, kind=kind, available=available, slice=slice, ends=ends)
-        others = [
-            one for one in self._card(card).processes if (one.pid, one.command, one.slice) != (pid, command, slice)
-        ]
-        self.update(card, processes=(*others, made))
-        return made
+        others = []
+        for one in self._card(card).processes:
+            if (one.pid, one.command, one.slice) != (pid, command, slice):
+                others.append(one)
+            elif one.ends is None:
+                made = msgspec.structs.replace(made, began=one.began, born=one.born)
+        return self.update(card, processes=(*others, made)).processes[-1]
 
     def end(self, pid: int, *, card: int = 0) -> None:
         """The process with this PID leaves the card; accounting remembers it.
@@ -363,7 +367,8 @@ def _started(process: Process) -> Process:
     if born is None:
         stat = procfs.read_stat(process.pid) if process.pid is not None else None
         born = stat.start if stat is not None else 0
-    return msgspec.structs.replace(process, held=held, born=born)
+    began = time.time_ns() // 1000 if process.began is None else process.began
+    return msgspec.structs.replace(process, held=held, born=born, began=began)
 
 
 def _lines(cards: Sequence[Card], driver: str, faults: Sequence[Fault]) -> Iterator[str]:
@@ -411,7 +416,8 @@ def _process(process: Process, card: Card) -> str:
         source = ("constant", held)
     return _line(
         "process", -1 if process.slice is None else process.slice, _KINDS[process.kind], process.pid or 0,
-        process.born or 0, process.ends or 0, int(not process.available), process.command or "", *source,
+        process.born or 0, process.ends or 0, process.began or 0, int(not process.available), process.command or "",
+        *source,
     )  # fmt: skip
 
 

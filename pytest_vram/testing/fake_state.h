@@ -61,7 +61,7 @@ typedef struct {
 
 typedef struct {
     int card, slice, kind, pid, not_available, source;
-    u64 born, ends;
+    u64 born, ends, began;
     char *command;
     u64 bytes;                /* CONSTANT */
     u64 start, period;        /* SCRIPT */
@@ -198,6 +198,7 @@ static void read_line(char *line) {
         p->pid = (int)number(&rest);
         p->born = number(&rest);
         p->ends = number(&rest);
+        p->began = number(&rest);
         p->not_available = (int)number(&rest);
         p->command = (char *)word(&rest);
         const char *source = word(&rest);

@@ -226,9 +226,11 @@ def test_accounting_keeps_the_peak_of_the_dead(driver: FakeDriver) -> None:
     assert nvml.nvmlDeviceGetAccountingMode(card()) == 1
     assert nvml.nvmlDeviceGetAccountingPids(card()) == [NOBODY]
     assert nvml.nvmlDeviceGetAccountingStats(card(), NOBODY).isRunning == 1
+    began = nvml.nvmlDeviceGetAccountingStats(card(), NOBODY).startTime
+    assert time.time() - 600 < began / 1e6 <= time.time()
     driver.end(NOBODY)
     stats = nvml.nvmlDeviceGetAccountingStats(card(), NOBODY)
-    assert (stats.isRunning, stats.maxMemoryUsage) == (0, 7)
+    assert (stats.isRunning, stats.maxMemoryUsage, stats.startTime) == (0, 7, began)
     assert listed(card()) == {}
     assert fails(nvml.nvmlDeviceGetAccountingStats, card(), NOBODY + 1) == nvml.NVML_ERROR_NOT_FOUND
 
