@@ -75,7 +75,10 @@ def decide(wants: Sequence[Want], world: World, most_passed: int = MOST_PASSED) 
     decision = Decision([], {}, [])
     for want in sorted(wants, key=lambda want: (want.order, want.id)):
         rivals = [other for other in decision.stuck if compete(want, other)]
-        barred = any(other.exclusive or want.exclusive or other.passed >= most_passed for other in rivals)
+        barred = any(
+            other.exclusive or want.exclusive or other.passed + decision.passed.get(other.id, 0) >= most_passed
+            for other in rivals
+        )
         if barred or want.blocked or not _fits(want, held, world.loose, leases, tests, alone):
             decision.stuck.append(want)
             continue
