@@ -27,6 +27,10 @@ _BETWEEN_CHECKS = 0.02
 _ATTACH_SECONDS = 3.0
 #: Failures of a boot for which memory that others hold may be the reason.
 _NO_ROOM = ("out_of_memory", "precheck", "kv_planning")
+_SHORT = re.compile(
+    r"out of memory|OutOfMemory|OUT_OF_DEVICE_MEMORY|[Ff]ree memory on device|[Nn]o available memory"
+    r"|[Nn]ot enough (?:\w+ )?memory|insufficient (?:\w+ )?memory"
+)
 _INTERPRETER = re.compile(r"(python|pypy|node|ruby|perl|bash|sh|dash|java|deno|bun)[\d.]*")
 
 
@@ -417,9 +421,12 @@ class Boot:
     def _holders(self) -> str:
         """Who holds the memory of the cards, where the engine found too little of it."""
         failure = self._follower.boot().failure if self._follower is not None else None
-        if failure is None or failure.kind not in _NO_ROOM:
-            return ""
-        return self._core.holders(self._server.label)
+        if failure is None:
+            # An engine whose log is not understood says it in words.
+            short = _SHORT.search(processes.tail(self._server.log)) is not None
+        else:
+            short = failure.kind in _NO_ROOM
+        return self._core.holders(self._server.label) if short else ""
 
     def _too_late(self) -> str:
         plan = self._plan

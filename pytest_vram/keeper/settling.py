@@ -68,7 +68,7 @@ class Settling:
             probe.settle()
         core.boundary()
         for probe, snapshot in self.cards():
-            if snapshot.device is None:
+            if snapshot.fault is not None or snapshot.device is None:
                 continue
             label, held = probe.info.label, mib(snapshot.device.held)
             state = f"still changing after {self._longest:g} s" if label in moving else "at rest"
