@@ -95,17 +95,20 @@ class ProcessList:
         self._library = library
         self._handle = handle
         name = f"nvmlDeviceGet{kind}RunningProcesses"
-        self._found = library.function(f"{name}_v3", f"{name}_v2", name)
         self._count = ctypes.c_uint()
         self._size = ctypes.byref(self._count)
+        try:
+            # The second and third versions have the same layout, and the bindings have had it under three names.
+            entry = library.struct("c_nvmlProcessInfo_v2_t", "c_nvmlProcessInfo_v3_t", "c_nvmlProcessInfo_t")
+            self._found = library.function(f"{name}_v3", f"{name}_v2", name)
+        except DriverFault:
+            entry = OldProcess
+            self._found = library.function(name)
+        self.version: int | None = None
         if self._found is None:
-            self.version: int | None = None
             return
         self.version = int(self._found[0][-1]) if self._found[0][-3:-1] == "_v" else 1
-        # The second and third versions have the same layout, and the bindings have had it under three names.
-        self._entry: Any = OldProcess
-        if self.version > 1:
-            self._entry = library.struct("c_nvmlProcessInfo_v2_t", "c_nvmlProcessInfo_v3_t", "c_nvmlProcessInfo_t")
+        self._entry: Any = entry if self.version > 1 else OldProcess
         self._grow(_ROOM)
 
     def _grow(self, room: int) -> None:
