@@ -33,6 +33,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "fit": ("pytest_vram.cli.estimate", "the same as estimate"),
     "plan": ("pytest_vram.cli.plan", "search the settings under which a model fits a budget"),
     "sweep": ("pytest_vram.cli.sweep", "predict the memory of a model over the values of one setting"),
+    "watch": ("pytest_vram.cli.watch", "follow a run: devices, backends, tests, leases and who waits for what"),
 }
 #: Verbs whose other arguments are a model and the engine's options, in any order.
 PREDICTING = ("estimate", "fit", "plan", "sweep")
@@ -41,7 +42,6 @@ _SIGNED = ("--budget", "--reserve", "--build", "--minimum-context", "--slots", "
 #: Verbs of later versions, so that asking for one says so instead of "invalid choice".
 NOT_BUILT: dict[str, str] = {
     "boot": "reads a boot log",
-    "watch": "follows a run",
     "soak": "runs for hours",
     "toolcalls": "measures tool-call accuracy",
     "report": "renders the report of a run",
@@ -124,7 +124,8 @@ def _run(arguments: list[str], *, as_json: bool) -> Answer:
         return _silent(BAD_USE)
     rest += _pytest_only(arguments)
     if rest and options.verb == "doctor":
-        return _refuse(f"vram doctor does not take {rest[0]!r}: it takes --json", BAD_USE, "doctor", as_json=as_json)
+        message = f"vram doctor does not take {rest[0]!r}: it takes --json and --reap"
+        return _refuse(message, BAD_USE, "doctor", as_json=as_json)
     run: Callable[[argparse.Namespace, list[str]], Answer] = importlib.import_module(VERBS[options.verb][0]).run
     undone = _undone(options.verb)
     try:
@@ -197,7 +198,11 @@ def _parser() -> argparse.ArgumentParser:
         if name == "check":
             verb.add_argument("--backend", metavar="NAME", help="backend of the config file (default: its default)")
         if name == "doctor":
-            verb.add_argument("--reap", action="store_true", help="not built yet: end leftover servers")
+            verb.add_argument("--reap", action="store_true", help="end what earlier runs left behind, and say what")
+        if name == "watch":
+            verb.add_argument("run", nargs="?", metavar="RUN", help="its id, folder or journal (default: the newest)")
+            verb.add_argument("--once", action="store_true", help="one look, without waiting for its end")
+            verb.add_argument("--follow", action="store_true", help="go on with the next run, and wait for the first")
         if name in PREDICTING:
             _predicting(verb, name)
     return parser
@@ -206,6 +211,8 @@ def _parser() -> argparse.ArgumentParser:
 def _epilog(verb: str) -> str | None:
     if verb == "doctor":
         return None
+    if verb == "watch":
+        return "Ends with the run, by its verdict: 0 passed, 1 failed or lost, 3 inconclusive."
     if verb in PREDICTING:
         return (
             "MODEL is a GGUF file, a folder with config.json, or a name in the local Hugging Face or Ollama store."

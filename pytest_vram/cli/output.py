@@ -45,7 +45,7 @@ def show(answer: Answer, *, as_json: bool) -> None:
         return
     for line in answer.lines:
         text = "\n".join(printable(part) for part in line.split("\n"))
-        print(text if sys.stdout is None or _speaks_unicode(sys.stdout) else text.translate(_ASCII))
+        print(text if sys.stdout is None or speaks_unicode(sys.stdout) else text.translate(_ASCII))
 
 
 def refusal(message: str, *, code: int, verb: str) -> Answer:
@@ -68,10 +68,11 @@ def _document(document: Any) -> str:
 
 def _json_escape(match: re.Match[str]) -> str:
     character = match[0]
-    if character.isprintable() and (sys.stdout is None or _speaks_unicode(sys.stdout)):
+    if character.isprintable() and (sys.stdout is None or speaks_unicode(sys.stdout)):
         return character
     return json.dumps(character)[1:-1]
 
 
-def _speaks_unicode(stream: TextIO) -> bool:
+def speaks_unicode(stream: TextIO) -> bool:
+    """Whether a stream takes more than ASCII."""
     return (stream.encoding or "ascii").lower().replace("-", "").startswith("utf")

@@ -373,7 +373,7 @@ class Done(_Message, frozen=True, kw_only=True):
 
 
 class State(_Message, frozen=True, kw_only=True):
-    """Everything alive, for people and for tests."""
+    """Everything alive, for people and for tests. ``held``: what the run holds at the last sample, as in peaks."""
 
     pid: int
     run: str
@@ -386,6 +386,7 @@ class State(_Message, frozen=True, kw_only=True):
     journal_trouble: str | None = None
     leases: list[dict[str, Any]] = []
     waiting: list[dict[str, Any]] = []
+    held: dict[str, Measured] = {}
 
 
 class Failed(_Message, frozen=True, kw_only=True):

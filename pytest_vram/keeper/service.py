@@ -503,6 +503,7 @@ class Service:
             journal_trouble=core.journal_trouble,
             leases=leases,
             waiting=waiting,
+            held=core.timeline.held("run"),
         )
 
     async def _finish_now(self, connection: Connection, request: Finish) -> Done:

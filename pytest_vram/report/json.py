@@ -10,6 +10,7 @@ import msgspec
 from pytest_vram import journal
 from pytest_vram.errors import BadInput
 from pytest_vram.report.records import FORMAT, RunReport
+from pytest_vram.report.watched import Watched
 from pytest_vram.text import encoded
 
 SCHEMA_FOLDER = Path(__file__).with_name("schema")
@@ -54,6 +55,7 @@ def schemas() -> dict[str, dict[str, Any]]:
     }
     return {
         "report.json": {"$schema": _DIALECT, "title": f"Run report, format {FORMAT}", **report},
+        "watch.json": {"$schema": _DIALECT, "title": "What vram watch --json prints", **_schema(Watched)},
         "journal.json": {"$schema": _DIALECT, **line},
         **{name: {"$schema": _DIALECT, **_schema(document)} for name, document in DOCUMENTS.items()},
     }
