@@ -148,14 +148,19 @@ class Line:
                 # It runs and is not on the device.
                 exact = exact and (figure.mark is not None or self.accounted)
                 bounded = bounded and (figure.mark is not None or figure.most is not None or self.accounted)
-                most += self.uppers[pid] if figure.most is not None else 0
+                most += self.uppers.get(pid, figure.most) if figure.most is not None else 0
                 continue
             count += 1
             marked = figure.mark is not None
             if mark is None:
                 marks += figure.held
             # Without any upper end the figure of this read stands: largest reads of different moments do not add up.
-            most += self.uppers[pid] if mark is not None or figure.most is not None else figure.held
+            # Right after marks were set back, the read before is all there is.
+            most += (
+                self.uppers.get(pid, figure.held if figure.most is None else figure.most)
+                if (mark is not None or figure.most is not None)
+                else figure.held
+            )
             exact = exact and marked
             bounded = bounded and (marked or figure.most is not None)
             disturbed = disturbed or figure.disturbed
