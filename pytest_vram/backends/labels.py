@@ -2,32 +2,59 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 import msgspec
 
 from pytest_vram.backends.base import PlanContext
 from pytest_vram.bootlog.boot import Boot
+from pytest_vram.measure import DeviceInfo
+
+#: Variables that change which card an engine gives which number.
+_CHOOSE = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+    "GGML_VK_VISIBLE_DEVICES",
+    "ONEAPI_DEVICE_SELECTOR",
+    "ZE_AFFINITY_MASK",
+)
+_CARDS = ("nvml", "drm", "unified")
+#: An RPC device that is served on this machine.
+_LOCAL_RPC = re.compile(r"RPC\d{0,9}\[(?:127\.0\.0\.1|localhost|\[?::1\]?):\d+\]", re.ASCII)
 
 
-def relabelled(boot: Boot, context: PlanContext) -> Boot:
+def relabelled(boot: Boot, context: PlanContext, env: Mapping[str, str] | None = None) -> Boot:
     """The boot with the run's labels in place of the reader's, which counts devices in the order of the log.
 
-    A device of the log is one of the run when its name holds the run device's endpoint or name. One that the run
-    does not measure keeps its label, or takes the engine's own name where the run gives that label to another. Sizes
-    without a device (patterns of the ``command`` engine) are the host's where host memory is all that is measured.
+    A device of the log is one of the run when its name holds the run device's endpoint, or is the run device's name, or
+    one that engines give it (``CUDA0``); where the run measures one card and the engine's only device is served by a
+    process of this machine, that device is the card: the software GPU of a rehearsal. One that the run does not measure
+    keeps its label, or takes the engine's own name where the run gives that label to another. Sizes without a device
+    (patterns of the ``command`` engine) are the host's where host memory is all that is measured.
+
+    :param env: the server's own additions to the environment, which may make its engine count cards in another way.
     """
     run_labels = {device.label for device in context.devices}
     new: dict[str, str] = {}
     if {device.kind for device in context.devices} == {"cpu"}:
         new.update({entry.device: "host" for entry in boot.entries if entry.device not in boot.devices})
-    for label, name in boot.devices.items():
-        if label == "host":
-            continue
-        measured = _measured(name, context)
+    names = dict(boot.devices)
+    cards = [label for label in names if label != "host"]
+    counted = not any(name in (env or {}) for name in _CHOOSE)
+    for label in cards:
+        name = names[label]
+        measured = _measured(name, context, counted=counted)
+        if measured is None and len(cards) == 1 and (card := _rehearsed(name, context)) is not None:
+            measured, names[label] = card.label, f"{name} (stands for {card.name})"
         if measured is not None:
             new[label] = measured
         elif label in run_labels:
             new[label] = name
-    if all(old == label for old, label in new.items()):
+    if names == boot.devices and all(old == label for old, label in new.items()):
         return boot
     entries = tuple(
         msgspec.structs.replace(entry, device=new.get(entry.device, entry.device)) for entry in boot.entries
@@ -35,16 +62,26 @@ def relabelled(boot: Boot, context: PlanContext) -> Boot:
     failure = boot.failure
     if failure is not None and failure.device is not None:
         failure = msgspec.structs.replace(failure, device=new.get(failure.device, failure.device))
-    devices = {new.get(label, label): name for label, name in boot.devices.items()}
+    devices = {new.get(label, label): name for label, name in names.items()}
     return msgspec.structs.replace(boot, entries=entries, devices=devices, failure=failure)
 
 
-def _measured(name: str, context: PlanContext) -> str | None:
-    """The label of the run's device that the log calls ``name``."""
+def _measured(name: str, context: PlanContext, *, counted: bool) -> str | None:
+    """The label of the run's device that the log calls ``name``.
+
+    :param counted: whether the engine counts cards as the environment of the run does.
+    """
     for endpoint, label in context.endpoints().items():
         if f"[{endpoint}]" in name or name == endpoint:
             return label
     for device in context.devices:
-        if device.kind != "cpu" and device.name == name:
+        if device.kind != "cpu" and (device.name == name or (counted and name in device.engine_names)):
             return device.label
     return None
+
+
+def _rehearsed(name: str, context: PlanContext) -> DeviceInfo | None:
+    """The run's only card, where ``name`` is a device that a process of this machine serves, which may stand for it."""
+    if len(context.devices) != 1 or context.devices[0].kind not in _CARDS or not _LOCAL_RPC.fullmatch(name):
+        return None
+    return context.devices[0]

@@ -138,7 +138,7 @@ class RunningBackend:
     def boot(self) -> Boot:
         """What the log says of this boot, with the device labels of the run; no evidence where there is no log."""
         if self._boot is None:
-            self._boot = relabelled(self._read_log(), self._pool.context)
+            self._boot = relabelled(self._read_log(), self._pool.context, self.plan.env)
         return self._boot
 
     def _read_log(self) -> Boot:
