@@ -23,6 +23,8 @@ FOLDER_VARIABLE = "PYTEST_VRAM_LEASE_FOLDER"
 FOLDER_NAME = "pytest-vram-leases"
 _SUFFIX = ".lease"
 _MUTEX = "mutex"
+#: Nanoseconds within which two changes of a folder may show the same time.
+_TICK = 50_000_000
 #: Reads of a sheet that is just being written.
 _TRIES = 5
 
@@ -83,6 +85,7 @@ class Board:
         self._said: set[str] = set()
         self._others: dict[str, _Other] = {}
         self._seen: int | None = None
+        self._sure = False
         self._fd: int | None = None
         self._written = b""
         self._mutex = open_shared(folder / _MUTEX)
@@ -132,7 +135,7 @@ class Board:
     @property
     def alone(self) -> bool:
         """Whether no other run was here at the last look, and none has come since."""
-        return not self._others and self._stamp() == self._seen
+        return not self._others and self._sure and self._stamp() == self._seen
 
     def write(self, sheet: Sheet) -> None:
         """Say what this run holds; without a change nothing is written.
@@ -182,7 +185,7 @@ class Board:
         os.fchmod(self._fd, 0o644)
         if not try_lock(self._fd, 0, exclusive=True):
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-        self._seen = None
+        self._sure = False
 
     def _stamp(self) -> int | None:
         try:
@@ -193,10 +196,10 @@ class Board:
     def _find(self) -> None:
         """Open the files that are new."""
         stamp = self._stamp()
-        # A change within the same tick of the file system's clock shows no new time.
-        if stamp is None or (stamp == self._seen and time.time_ns() - stamp > 1_000_000_000):
+        if stamp == self._seen and self._sure:
             return
-        self._seen = stamp
+        # A change within the same tick of the file system's clock shows no new time.
+        self._seen, self._sure = stamp, stamp is not None and abs(time.time_ns() - stamp) > _TICK
         try:
             names = [name for name in os.listdir(self.folder) if name.endswith(_SUFFIX) and name != self.path.name]
         except OSError as error:
