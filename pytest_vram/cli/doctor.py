@@ -19,6 +19,7 @@ from pytest_vram.backends import PlanContext, binary, engine, gguf_file, store
 from pytest_vram.cli import project
 from pytest_vram.cli.output import FAILS, HOLDS, Answer
 from pytest_vram.errors import BadInput, VramError
+from pytest_vram.measure import drm_cards
 from pytest_vram.readings import Reading, Unmeasurable
 from pytest_vram.spec import DeviceSpec
 from pytest_vram.units import mib
@@ -31,7 +32,13 @@ VERSION_TIMEOUT = 10.0
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of device. :ivar reason: why it cannot be measured, where it cannot. :ivar capacity: bytes."""
+    """A device, or a kind of which there is none. :ivar reason: why it cannot be measured, where it cannot.
+
+    :ivar spec: what to write after ``--vram-device=``. :ivar capacity: bytes. :ivar usable: bytes that programs can
+        have of it, where the driver says. :ivar limit_from: what sets the capacity. :ivar per_process: whether it says
+        which process holds what; else its rise stands for the run. :ivar accounting: whether the driver keeps exact
+        peaks; ``None`` where it cannot. :ivar engine_names: what engines call it. :ivar notes: what to know of figures.
+    """
 
     kind: str
     measurable: bool
@@ -40,6 +47,14 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     source: str | None = None
     capacity: int | None = None
     reason: str | None = None
+    spec: str | None = None
+    uuid: str | None = None
+    usable: int | None = None
+    limit_from: str | None = None
+    per_process: bool | None = None
+    accounting: bool | None = None
+    engine_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class EngineFound(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,21 +191,40 @@ def _devices() -> list[Device]:
             reason = f"no RPC device is named: {RPC_VARIABLE}=HOST:PORT names a running ggml-rpc-server"
             found.append(Device(kind=kind, measurable=False, reason=reason))
             continue
-        for device in measure.survey([DeviceSpec(kind=kind, text=kind)], rpc):
-            if isinstance(device, Unmeasurable):
-                found.append(Device(kind=kind, measurable=False, reason=device.reason.removeprefix(f"{kind}: ")))
-                continue
-            found.append(
-                Device(
-                    kind=kind,
-                    measurable=True,
-                    label=device.label,
-                    name=device.name,
-                    source=device.source,
-                    capacity=device.capacity.bytes if isinstance(device.capacity, Reading) else None,
-                )
-            )
+        for spec in _specs_of(kind):
+            for index, device in enumerate(measure.survey([spec], rpc)):
+                found.append(_device(kind, spec, index, device))
     return found
+
+
+def _specs_of(kind: str) -> list[DeviceSpec]:
+    """What to ask for so that every device of a kind is found; cards of DRM have names, not indices."""
+    names = [card.name for card in drm_cards.cards() if card.measurable] if kind == "drm" else []
+    return [DeviceSpec(kind=kind, name=name, text=f"{kind}:{name}") for name in names] or [
+        DeviceSpec(kind=kind, text=kind)
+    ]
+
+
+def _device(kind: str, spec: DeviceSpec, index: int, device: measure.DeviceInfo | Unmeasurable) -> Device:
+    if isinstance(device, Unmeasurable):
+        return Device(kind=kind, measurable=False, reason=device.reason.removeprefix(f"{spec.text}: "))
+    text = spec.text if spec.name or kind == "cpu" else f"{kind}:{index}"
+    return Device(
+        kind=kind,
+        measurable=True,
+        label=device.label,
+        name=device.name,
+        source=device.source,
+        capacity=device.capacity.bytes if isinstance(device.capacity, Reading) else None,
+        spec=text,
+        uuid=device.uuid,
+        usable=device.usable.bytes if isinstance(device.usable, Reading) else None,
+        limit_from=device.limit_from,
+        per_process=device.per_process,
+        accounting=device.accounting,
+        engine_names=device.engine_names,
+        notes=device.notes,
+    )
 
 
 def _engines() -> list[EngineFound]:
@@ -293,8 +327,7 @@ def _lines(health: Health) -> list[str]:
     ]
     for device in health.devices:
         if device.measurable:
-            size = mib(device.capacity) if device.capacity is not None else "size unknown"
-            lines.append(f"  yes  {device.kind:<8}{device.label}: {device.name}, {size}, source {device.source}")
+            lines += _device_lines(device)
         else:
             lines.append(f"  no   {device.kind:<8}{device.reason}")
     lines += ["", "Engines (llama-server)"]
@@ -324,3 +357,20 @@ def _lines(health: Health) -> list[str]:
         lines.append("  none")
     lines += ["", "; ".join(health.trouble) if health.trouble else "All is well."]
     return lines
+
+
+def _device_lines(device: Device) -> list[str]:
+    facts = [mib(device.capacity) if device.capacity is not None else "size unknown"]
+    if device.usable is not None:
+        facts.append(f"{mib(device.usable)} of it usable")
+    if device.limit_from not in (None, "card", "machine"):
+        facts.append(f"as the {device.limit_from} sets it")
+    facts.append(f"source {device.source}")
+    if device.kind not in ("cpu", "rpc"):
+        facts.append("by process" if device.per_process else "device-delta: the rise over what was in use before")
+        if device.accounting is not None:
+            facts.append("accounting on: exact peaks" if device.accounting else "accounting off: sampled peaks")
+        if device.engine_names:
+            facts.append(f"engines call it {', '.join(device.engine_names)}")
+    lines = [f"  yes  {device.spec or device.kind:<8}{device.label}: {device.name}, {', '.join(facts)}"]
+    return lines + [f"       {'':<8}{note}" for note in device.notes]

@@ -17,7 +17,7 @@ from pytest_vram.measure.nvidia import Driver, on_wsl
 from pytest_vram.measure.probes import HostProbe, Probe, RpcProbe
 from pytest_vram.measure.probes.drm import DrmProbe
 from pytest_vram.measure.probes.nvml import NvmlProbe
-from pytest_vram.measure.probes.nvml_library import DriverFault, Library
+from pytest_vram.measure.probes.nvml_library import VARIABLE, DriverFault, Library
 from pytest_vram.measure.probes.rpc import served_by
 from pytest_vram.measure.probes.unified import DOUBT, UnifiedProbe
 from pytest_vram.readings import Measured, Reading, Unmeasurable
@@ -361,13 +361,13 @@ class _Survey:
 
     def _looked_for(self) -> str:
         """What of a GPU there is on this machine, so that the user sees whether hardware or software is missing."""
-        driver = ctypes.util.find_library("nvidia-ml") or _loadable("libnvidia-ml.so.1")
+        named = os.environ.get(VARIABLE)
+        driver = named or ctypes.util.find_library("nvidia-ml") or _loadable("libnvidia-ml.so.1")
         names = ("/dev/nvidia0", "/dev/dri", "/dev/kfd", "/dev/dxg")
         nodes = [name for name in names if os.path.exists(name)]
-        found = (
-            f"NVIDIA's libnvidia-ml.so.1 is {'present' if driver else 'not present'}, "
-            f"device files: {', '.join(nodes) if nodes else 'none of ' + ', '.join(names[:3])}"
-        )
+        library = f"named by {VARIABLE}" if named else "present" if driver else "not present"
+        files = ", ".join(nodes) if nodes else f"none of {', '.join(names[:3])}"
+        found = f"NVIDIA's libnvidia-ml.so.1 is {library}, device files: {files}"
         if on_wsl(self._proc) and not driver:
             found += "; under WSL NVIDIA's driver for Windows brings /usr/lib/wsl/lib/libnvidia-ml.so.1"
         return found

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_vram.cli import main
+from pytest_vram.testing import Card, FakeDriver, Process, fake_nvml
+from pytest_vram.units import MIB
+from tests.unit.nvml_kit import needs_fake
 
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -30,6 +34,33 @@ def doctor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Captu
         return code, json.loads(capsys.readouterr().out)
 
     return run
+
+
+@pytest.fixture
+def two_cards(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    """One card with accounting, and one whose processes have no figures."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    cards = [Card(reserved=300 * MIB, accounting=True), Card(processes=(Process(pid=1, available=False),))]
+    with fake_nvml(cards) as made:
+        yield made
+
+
+@needs_fake
+def test_cards_are_listed_each(two_cards: FakeDriver, doctor: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each card has a line of its own: what to write, its size, what is usable, and how its figures come about."""
+    _, document = doctor()
+    main(["doctor"])
+    found = [device for device in document["devices"] if device["kind"] == "cuda"]
+    assert [device["spec"] for device in found] == ["cuda:0", "cuda:1"]
+    assert [device["uuid"] for device in found] == [two_cards.uuid(0), two_cards.uuid(1)]
+    assert (found[0]["capacity"], found[0]["usable"]) == (4096 * MIB, 3796 * MIB)
+    assert [device["accounting"] for device in found] == [True, False]
+    assert [device["per_process"] for device in found] == [True, False]
+    text = capsys.readouterr().out
+    assert "3,796 MiB of it usable" in text
+    assert "by process, accounting on: exact peaks, engines call it CUDA0" in text
+    assert "device-delta" in text
+    assert "N/A" in text
 
 
 LLAMA_SERVER = "version: 1234 (abcdef)\n-m, --model FNAME  path\n--host HOST  address\n--port PORT  port"
