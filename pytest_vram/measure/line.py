@@ -44,6 +44,8 @@ class Line:
         self.sums: dict[tuple[str, frozenset[str]], Sums] = {}
         #: Processes whose largest figure of this epoch came with the last read.
         self.grown: list[int] = []
+        #: What nobody listed held at this read and at the one before.
+        self.unlisted: int | None = None
         #: Whether strangers came with the last read.
         self.newcomers = False
         self.spill = 0
@@ -65,13 +67,20 @@ class Line:
             and probe.per_process == self.per_process
             and probe.sources == self.sources
         ):
-            return False
+            if self.unlisted == snapshot.unlisted:
+                return False
+            self.unlisted = snapshot.unlisted
+            return True
         self._take(checked)
         return True
 
     def _take(self, checked: Checked) -> None:
         snapshot = checked.snapshot
         self.newcomers = not snapshot.others.keys() <= self.last.others.keys()
+        # A process list and a device's figure are not read at the same moment: what nobody holds at one read only is
+        # somebody's.
+        now, before = snapshot.unlisted, self.last.unlisted
+        self.unlisted = now if now is None or before is None else min(now, before)
         self.last = snapshot
         self.device_fault = checked.device_fault
         self.per_process, self.sources = self.probe.per_process, self.probe.sources

@@ -249,8 +249,8 @@ class Timeline:
             last = line.last
             if last.others:
                 span.others(line.label, last.others, (), opening=True)
-            if last.unlisted is not None:
-                span.hidden(line.label, last.unlisted)
+            if line.unlisted is not None:
+                span.hidden(line.label, line.unlisted)
         self._spans.add(span)
         self.on_open()
         return span
@@ -293,7 +293,7 @@ class Timeline:
         if last.others or span.strangers:
             for pid in span.others(label, last.others, self._pids, opening=False):
                 self.on_growth(span, label, pid)
-        if last.unlisted is not None and span.hidden(label, last.unlisted):
+        if line.unlisted is not None and span.hidden(label, line.unlisted):
             self.on_growth(span, label, 0)
 
     def _fold_shares(self, span: Span, line: Line) -> None:
