@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import platform
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
 
-from pytest_vram import keeper, measure, settings, specfile
+from pytest_vram import measure, settings, specfile
 from pytest_vram.backends import PlanContext, binary, engine, gguf_file, store
-from pytest_vram.cli import project
+from pytest_vram.cli import project, reap
 from pytest_vram.cli.output import FAILS, HOLDS, Answer
-from pytest_vram.errors import BadInput, VramError
+from pytest_vram.errors import VramError
+from pytest_vram.keeper import leftovers
 from pytest_vram.measure import drm_cards
 from pytest_vram.readings import Reading, Unmeasurable
 from pytest_vram.spec import DeviceSpec
 from pytest_vram.units import mib
 
 FORMAT = "pytest-vram/doctor/1"
-RUN_VARIABLE = "PYTEST_VRAM_RUN"
 RPC_VARIABLE = "PYTEST_VRAM_RPC"
 KINDS = ("cpu", "cuda", "drm", "vulkan", "rpc")
 VERSION_TIMEOUT = 10.0
@@ -127,15 +125,15 @@ def run(options: argparse.Namespace, _rest: list[str]) -> Answer:
     Exit code 1 when nothing can be measured, the config file is bad, a backend of it cannot be
     started, or servers were left over.
 
-    :raises BadInput: for ``--reap``, which this version does not have.
+    With ``--reap`` nothing is looked at but what earlier runs left behind, which is ended.
     """
     if options.reap:
-        raise BadInput("--reap is not built yet in this version: leftovers are listed, end them with `kill PID`")
+        return reap.run()
     here = project.find(Path.cwd())
     config, specs = _config(here.root)
     backends = _backends(specs, here.root)
     devices = _devices()
-    leftovers = _leftovers()
+    left = _leftovers()
     engines, models = _engines(), _models(specs)
     trouble = []
     if not any(device.measurable for device in devices):
@@ -147,8 +145,8 @@ def run(options: argparse.Namespace, _rest: list[str]) -> Answer:
         for backend in backends
         if not backend.usable and (backend.name != specfile.DEMO or config.default == specfile.DEMO)
     ]
-    if leftovers:
-        trouble.append(f"{len(leftovers)} processes of earlier runs are still alive")
+    if left:
+        trouble.append(f"{len(left)} processes of earlier runs are still alive: `vram doctor --reap` ends them")
     health = Health(
         versions={"python": platform.python_version(), "pytest-vram": _own_version()},
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -159,7 +157,7 @@ def run(options: argparse.Namespace, _rest: list[str]) -> Answer:
         models=models,
         backends=backends,
         config=config,
-        leftovers=leftovers,
+        leftovers=left,
         trouble=trouble,
     )
     return Answer(code=FAILS if trouble else HOLDS, document=health, lines=tuple(_lines(health)))
@@ -288,34 +286,8 @@ def _models(specs: specfile.SpecFile | None) -> list[ModelFound]:
 
 
 def _leftovers() -> list[Leftover]:
-    """Processes of this user that carry a run's mark while that run's keeper answers no more."""
-    mark = re.compile(rb"(?:^|\0)" + RUN_VARIABLE.encode() + rb"=([^\0]+)")
-    alive: dict[str, bool] = {}
-    found = []
-    for entry in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
-        with contextlib.suppress(OSError):
-            match = mark.search((entry / "environ").read_bytes())
-            if match is None or int(entry.name) == os.getpid():
-                continue
-            run = match[1].decode("utf-8", "replace")
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
-            # The keeper of a run that goes on may have another temporary folder, where its socket is.
-            if run not in alive or "pytest_vram.keeper" in command:
-                alive[run] = alive.get(run, False) or "pytest_vram.keeper" in command or _answers(run)
-            found.append(Leftover(pid=int(entry.name), run=run, command=command[:200]))
-    return [process for process in found if not alive[process.run]]
-
-
-def _answers(run: str) -> bool:
-    if not hasattr(socket, "AF_UNIX"):
-        return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(keeper.socket_path(run))
-        except (OSError, VramError):
-            return False
-    return True
+    """Processes of this user of runs whose controller is gone."""
+    return [Leftover(pid=one.pid, run=one.run, command=one.command) for one in leftovers.find()]
 
 
 def _lines(health: Health) -> list[str]:

@@ -17,7 +17,7 @@ import msgspec
 
 from pytest_vram.errors import KeeperError, KeeperUnavailable
 from pytest_vram.keeper.client import LOG_NAME, KeeperClient
-from pytest_vram.keeper.messages import MEMBER_MARK, RUN_MARK, Launch
+from pytest_vram.keeper.messages import CONTROLLER_MARK, MEMBER_MARK, RUN_MARK, Launch
 from pytest_vram.text import printable
 
 LOCK_NAME = "keeper.lock"
@@ -182,7 +182,11 @@ def _start(launch: Launch, log: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=stream,
             # What belongs to a run can be found by this, also when everything else has failed.
-            env={**_environment(launch.run), RUN_MARK: launch.run},
+            env={
+                **_environment(launch.run),
+                RUN_MARK: launch.run,
+                CONTROLLER_MARK: f"{launch.controller[0]}:{launch.controller[1]}",
+            },
             start_new_session=True,
         ) as process,
     ):

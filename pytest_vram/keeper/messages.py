@@ -21,6 +21,8 @@ LARGEST = 16 << 20
 #: Environment variables of everything that the keeper starts: the run's id, and the backend's ``name#generation``.
 RUN_MARK = "PYTEST_VRAM_RUN"
 BACKEND_MARK = "PYTEST_VRAM_BACKEND"
+#: The same: PID and start time of the run's controller, with ":"; when that is gone, so should they be.
+CONTROLLER_MARK = "PYTEST_VRAM_CONTROLLER"
 #: Environment variable of all that tests start: ids of the runs that they belong to, the outermost first, with ":".
 MEMBER_MARK = "PYTEST_VRAM_MEMBER"
 
