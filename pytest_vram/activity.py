@@ -14,7 +14,7 @@ import pytest
 from pytest_vram import predicting, specfile, units
 from pytest_vram import settings as settings_module
 from pytest_vram.errors import BadInput, VramError
-from pytest_vram.judging import Judgement, broken, budget_of, judge, with_outcome
+from pytest_vram.judging import Judgement, broken, judge, judges_all, with_outcome
 from pytest_vram.outcomes import INCONCLUSIVE, failure
 from pytest_vram.quick import Quick, Shared
 from pytest_vram.readings import Reading
@@ -227,7 +227,7 @@ class Activity:
     @property
     def _judges(self) -> bool:
         """Whether tests that ask for nothing are judged."""
-        return budget_of(self.run) is not None
+        return judges_all(self.run)
 
     def _is_quick(self, plan: Plan) -> bool:
         """Whether a test asks for nothing, so that it needs no window of its own."""
@@ -237,7 +237,7 @@ class Activity:
         """A test that asks for nothing begins: in the shared window where it is judged, at the gate in any case."""
         attempt = item.stash[ATTEMPT] = self.run.attempted(key_of(item), plan)
         attempt.judged = self._judges
-        attempt.gated = self.shared.enter()
+        attempt.gated = self.shared.enter(judged=attempt.judged)
         if not attempt.gated:
             self.run.open(attempt)
         elif attempt.judged:

@@ -12,6 +12,7 @@ from pytest_vram.backends.pool import RunningBackend
 from pytest_vram.checks.finding import Finding
 from pytest_vram.keeper.messages import Closed
 from pytest_vram.ledger import Ledger, combined
+from pytest_vram.measure.torch_memory import bounded
 from pytest_vram.readings import Measured, Reading
 from pytest_vram.report.records import BackendRecord, Outcome, TestRecord
 from pytest_vram.run import Attempt, Run
@@ -40,6 +41,11 @@ def budget_of(run: Run) -> Limits | None:
     return run.settings.budget if run.measurable or run.predicted else None
 
 
+def judges_all(run: Run) -> bool:
+    """Whether every test is judged, markers or not."""
+    return budget_of(run) is not None or bool(run.settings.reserve and run.measurable)
+
+
 def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, outcome: Outcome) -> Judgement:
     """Run every check that applies to this attempt.
 
@@ -64,6 +70,7 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
     if run.predicted:
         closed, ledger = predicting.window(run, attempt, closed)
     if closed is not None:
+        closed = _with_torch(run, attempt, closed)
         if backends and not run.predicted:
             ledger = combined(backend.boot.ledger() for backend in backends).against(_totals(closed))
         findings.extend(
@@ -100,6 +107,14 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
         requests=requests,
         backends=list(attempt.backends),
         overlapped=list(closed.overlapped) if closed else [],
+        device=dict(closed.device) if closed and not run.predicted else {},
+        allocators=attempt.allocators,
+        strangers=list(closed.strangers) if closed else [],
+        residues=list(closed.residues) if closed else [],
+        spill=dict(closed.spill) if closed else {},
+        host_use=closed.host_use if closed else None,
+        waited=round(attempt.waited, 3),
+        waited_for=attempt.waited_for,
         sampling=closed.sampling if closed else None,
         boot=closed.boot if closed else False,
         attempt=attempt.number,
@@ -109,6 +124,23 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
     if run.predicted:  # host memory is read all the same, and no limit is held against it
         records = [msgspec.structs.replace(one, boot_peak={}, at_ready={}, peak={}) for one in records]
     return Judgement(record=record, findings=findings, backends=records)
+
+
+def _with_torch(run: Run, attempt: Attempt, closed: Closed) -> Closed:
+    """The window with what torch's allocator in the test's own process knows of it."""
+    if not attempt.allocators:
+        return closed
+    devices = run.measurable
+    spill = dict(closed.spill)
+    for one in attempt.allocators:
+        if one.spill is not None and one.device not in spill:
+            spill[one.device] = one.spill
+    return msgspec.structs.replace(
+        closed,
+        process=bounded(closed.process, attempt.allocators, devices, "process"),
+        run=bounded(closed.run, attempt.allocators, devices, "run"),
+        spill=spill,
+    )
 
 
 def broken(run: Run, attempt: Attempt, error: Exception, *, seconds: float, outcome: Outcome) -> Judgement:
@@ -185,6 +217,15 @@ def _memory(run: Run, attempt: Attempt, closed: Closed, ledger: Ledger | None) -
     if attempt.plan.host_limit is not None:
         host = attempt.plan.host_limit
         found.append(checks.judge_host(closed, host["limit"], limit_from="@max_host_memory", ledger=ledger))
+    reserve = 0 if run.predicted else run.settings.reserve
+    limited = budget is not None or bool(attempt.plan.limits) or bool(reserve)
+    if reserve:
+        found.extend(checks.judge_reserve(closed, reserve, run.measurable, limit_from=places.get("reserve", "reserve")))
+    if limited and not run.predicted:
+        found.extend(checks.judge_spill(closed, run.measurable))
+        found.append(checks.judge_strangers(closed))
+    if limited or attempt.plan.rate is not None:
+        found.extend(checks.judge_lost(closed))
     return [finding for finding in found if finding is not None]
 
 

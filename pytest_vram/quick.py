@@ -9,10 +9,12 @@ which of them it can have been; for those whose reports are out already, another
 
 from __future__ import annotations
 
+import contextlib
 import os
 import textwrap
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -21,13 +23,15 @@ from pytest_vram.errors import KeeperError, KeeperLost
 from pytest_vram.judging import Judgement, broken, judge
 from pytest_vram.keeper import Promise
 from pytest_vram.keeper.messages import Close, Closed, Open, Opened
-from pytest_vram.leases import Gate
-from pytest_vram.leases.board import BoardTrouble, shared_folder
+from pytest_vram.leases import BoardTrouble, Gate, shared_folder
+from pytest_vram.measure.torch_memory import Allocator
 from pytest_vram.outcomes import INCONCLUSIVE
 from pytest_vram.readings import Measured, Reading
 from pytest_vram.report.records import Outcome, TestRecord
 from pytest_vram.run import Attempt, Plan, Run
 
+#: Folder in the run's own, of its gates where runs do not share any (:mod:`pytest_vram.keeper.meeting`).
+OWN_GATES = "leases"
 _GRAVEST = ("error", "failed", "inconclusive")
 Location = tuple[str, int | None, str]
 
@@ -95,6 +99,7 @@ class _Window:
         self.opened = opened
         self.ahead = ahead
         self.tests: list[Quick] = []
+        self.allocators: list[Allocator] = []
         self.closing: Promise | None = None
 
 
@@ -113,21 +118,36 @@ class Shared:
         self._window: _Window | None = None
         self._before: _Window | None = None
         self._gate: Gate | None = None
-        self._closed = False
 
     # ------------------------------------------------------------ gate
 
-    def enter(self) -> bool:
-        """Let a test begin without asking the keeper; false where it must wait there."""
-        if self._gate is None and not self._closed:
-            devices = [device.key for device in self.run.measurable]
-            if not devices:  # nothing that somebody could have alone
+    def enter(self, *, judged: bool) -> bool:
+        """Let a test begin without asking the keeper; false where it must wait there.
+
+        :param judged: whether the test has a window, so that there is a keeper in any case.
+        :raises KeeperUnavailable: there is none, and none can be started.
+        """
+        if self._gate is None:
+            place = self._place(judged)
+            if place is None:
                 return True
-            try:
-                self._gate = Gate(shared_folder(), self.run.identity.id, os.getpid(), devices)
-            except BoardTrouble:  # the keeper says so in the report
-                self._closed = True
-        return self._gate is not None and self._gate.enter()
+            self._gate = Gate(place[0], self.run.identity.id, os.getpid(), place[1])
+        return self._gate.enter()
+
+    def _place(self, judged: bool) -> tuple[Path, list[str]] | None:
+        """Folder of the gates and keys of the devices; ``None`` where nobody can have a device alone."""
+        run = self.run
+        devices = [device.key for device in run.measurable]
+        if not devices:
+            return None
+        if judged or run.connected:
+            welcome = run.keeper().welcome
+            return Path(welcome.lease_folder or os.devnull), welcome.lease_devices
+        if run.settings.leases:
+            with contextlib.suppress(BoardTrouble):  # the keeper, once there is one, says so in the report
+                return shared_folder(), devices
+        own = Path(run.identity.folder, OWN_GATES)
+        return (own, devices) if own.exists() else None
 
     def leave(self) -> None:
         """The test that entered is over, or goes on with a window of its own."""
@@ -175,6 +195,7 @@ class Shared:
                 if not again:
                     raise
                 continue
+            self.run.torch.begin()
             self._window = _Window(self._clock(), ahead)
             return
 
@@ -196,6 +217,8 @@ class Shared:
             return
         self._catch_up()
         self._window = None
+        window.allocators = self.run.torch.end(self.run.measurable)
+        self.run.torch.begin()
         try:
             request = Close(window=_number(self.run, window), record=_outcomes(window))
             window.closing, ahead = self.run.ahead(request, Open(kind="test", name=name, quick=True))
@@ -215,6 +238,7 @@ class Shared:
         if window is None:
             return None
         self._window = None
+        window.allocators = self.run.torch.end(self.run.measurable)
         try:
             (window.closing,) = self.run.ahead(Close(window=_number(self.run, window), record=_outcomes(window)))
         except KeeperError as error:
@@ -248,7 +272,7 @@ class Shared:
     ) -> Judgement | None:
         tests = window.tests
         outline = Attempt(tests[0].attempt.key if tests else "", Plan(), 1)
-        outline.trouble = trouble
+        outline.trouble, outline.allocators = trouble, window.allocators
         try:
             judgement = judge(self.run, outline, closed, seconds=0.0, outcome="passed")
         except Exception as error:  # noqa: BLE001 - the results of the other tests must not be lost for a defect here

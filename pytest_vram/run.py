@@ -37,6 +37,7 @@ from pytest_vram.keeper.messages import (
     Request,
     Welcome,
 )
+from pytest_vram.measure.torch_memory import Allocator, TorchMemory
 from pytest_vram.needs import Plan as Plan
 from pytest_vram.needs import need_of, settling_of
 from pytest_vram.needs import plan_of as plan_of
@@ -84,7 +85,7 @@ class Attempt:
 
     :ivar judged: whether it stands in the report and is held against limits. :ivar gated: whether it has entered the
         gate of this process. :ivar waited: seconds before it could begin, with ``waited_for`` what was wanted.
-    :ivar earlier: findings on the part of it that came before its window.
+    :ivar earlier: findings on the part of it that came before its window. :ivar allocators: torch's, in its window.
     """
 
     def __init__(self, key: str, plan: Plan, number: int) -> None:
@@ -101,6 +102,7 @@ class Attempt:
         self.waited_for: list[str] = []
         self.uses: list[str] = []
         self.earlier: list[Finding] = []
+        self.allocators: list[Allocator] = []
 
 
 class Run:
@@ -122,6 +124,7 @@ class Run:
         self._pool: Pool | None = None
         self._predictions: Predictions | None = None
         self._attempts: dict[str, int] = {}
+        self.torch = TorchMemory()
         #: Called before a window of its own is opened for an attempt.
         self.opening: Callable[[Attempt], None] = lambda attempt: None
 
@@ -390,6 +393,7 @@ class Run:
         except KeeperLost:
             opened = self.call(request)
         assert isinstance(opened, Opened)
+        self.torch.begin()
         attempt.window = opened.window
         attempt.waited, attempt.waited_for = opened.waited, list(opened.waited_for)
 
@@ -398,6 +402,7 @@ class Run:
         if attempt.window is None:
             return None
         window, attempt.window = attempt.window, None
+        attempt.allocators = self.torch.end(self.measurable)
         try:
             closed = self.call(Close(window=window, record=dict(record)))
         except KeeperError as error:

@@ -18,9 +18,10 @@ import msgspec
 import pytest
 
 from pytest_vram import report as reports
+from pytest_vram.checks.wording import residue, size_of
 from pytest_vram.errors import KeeperError, VramError
 from pytest_vram.keeper import KeeperClient
-from pytest_vram.keeper.messages import DeviceInfo, Finish, State, Status
+from pytest_vram.keeper.messages import DeviceInfo, Finish, Residue, State, Status
 from pytest_vram.quick import Batch, Late
 from pytest_vram.readings import Measured, Reading, larger
 from pytest_vram.report.records import BackendRecord, RunInfo, RunReport, TestRecord
@@ -29,6 +30,7 @@ from pytest_vram.stash import RUN
 from pytest_vram.units import mib
 
 KEPT = 10
+_MOST_LEFT = 5
 RUN_FILE = "run.json"
 REPORT_FILE = "report.json"
 _WORDS = {
@@ -155,18 +157,22 @@ class Collector:
     def pytest_report_header(self) -> list[str] | None:
         """Say what is judged, where something is."""
         run = self.run
-        if run is None or not (run.settings.budget or run.warnings):
+        if run is None or not (run.settings.budget or run.settings.reserve or run.warnings):
             return None
         lines = [f"vram: warning: {text}" for text in run.warnings]
         if run.settings.budget and run.predicted:
             lines.append(
                 f"vram: budget {run.settings.budget.text} on the estimate of each backend: nothing is measured"
             )
-        elif run.settings.budget and run.measurable:
-            names = ", ".join(f"{device.label} ({device.name})" for device in run.measurable)
+        elif run.measurable:
+            names = ", ".join(f"{device.label} = {device.name}, {size_of(device)}" for device in run.measurable)
             if run.host_only:
                 names = "host memory of servers and other child processes (not pytest's own), which stands in for VRAM"
-            lines.append(f"vram: budget {run.settings.budget.text} on {names}")
+            held = [f"budget {run.settings.budget.text}"] if run.settings.budget else []
+            if run.settings.reserve:
+                held.append(f"reserve {mib(run.settings.reserve)}")
+            if held:
+                lines.append(f"vram: {', '.join(held)} on {names}")
         return lines or None
 
     # ------------------------------------------------------------ the end
@@ -248,6 +254,8 @@ class Collector:
         elif run is not None and self._says_nothing_measured(run):
             warnings.append(f"nothing was measured: {run.why_unmeasurable()}. Ways on: {ways_on(run.settings)}.")
         warnings.extend(self._uncounted(run))
+        warnings.extend(self._left_behind())
+        warnings.extend(self._spilled())
         if self._state and self._state.journal_trouble:
             warnings.append(f"the journal is incomplete: {self._state.journal_trouble}")
         folder = Path(self.identity.folder)
@@ -296,6 +304,36 @@ class Collector:
         return [
             f"pytest's own process, which --vram-device=cpu does not count, held {mib(most)} in {test.nodeid}, more"
             ' than the limit: what a test loads into pytest itself is judged by max_vram(..., scope="process")'
+        ]
+
+    def _left_behind(self) -> list[str]:
+        """Tests that left memory behind, as the tests after them found it."""
+        left: dict[tuple[str, str], Residue] = {}
+        for test in self.tests:
+            for one in test.residues:
+                known = left.get((one.test, one.device))
+                if known is None or one.bytes > known.bytes:
+                    left[one.test, one.device] = one
+        shown = sorted(left.values(), key=lambda one: -one.bytes)
+        lines = [f"memory was left behind for the tests that followed: {residue(one)}" for one in shown[:_MOST_LEFT]]
+        if len(shown) > _MOST_LEFT:
+            lines.append(f"{len(shown) - _MOST_LEFT} more tests left memory behind; the report has them")
+        return lines
+
+    def _spilled(self) -> list[str]:
+        """Spill of tests that no limit was held against: for the others it is a failure."""
+        found = [
+            (figure.bytes, label, test)
+            for test in self.tests
+            for label, figure in test.spill.items()
+            if isinstance(figure, Reading) and not any(finding.check == "spill" for finding in test.findings)
+        ]
+        if not found:
+            return []
+        most, label, test = max(found, key=lambda item: item[0])
+        return [
+            f"{mib(most)} that were given on {label} lay in host memory in {test.nodeid}, which makes it several times"
+            " slower; a test with a limit fails for that"
         ]
 
     def _verdict(self, counts: Mapping[str, int], exitstatus: int) -> Literal["passed", "failed", "inconclusive"]:

@@ -6,9 +6,11 @@ A check that holds returns ``None``. Evidence that does not decide is ``inconclu
 from pytest_vram.checks.applied import judge_applied, judge_context, judge_layers, judge_loaded, judge_locked
 from pytest_vram.checks.breakdown import ledger_table
 from pytest_vram.checks.budget import judge_peak, tightest
+from pytest_vram.checks.evidence import judge_lost, judge_spill, judge_strangers
 from pytest_vram.checks.finding import Finding, Verdict
 from pytest_vram.checks.host import judge_host
 from pytest_vram.checks.idle import judge_idle_rollback
+from pytest_vram.checks.reserve import judge_reserve
 from pytest_vram.checks.throughput import judge_rate
 
 __all__ = [
@@ -21,8 +23,12 @@ __all__ = [
     "judge_layers",
     "judge_loaded",
     "judge_locked",
+    "judge_lost",
     "judge_peak",
     "judge_rate",
+    "judge_reserve",
+    "judge_spill",
+    "judge_strangers",
     "ledger_table",
     "tightest",
 ]

@@ -28,6 +28,12 @@ SETTINGS: dict[str, str] = {
     "recurrent": "parallel",
 }
 PREDICTED, NOT_MEASURED = "predicted", "nothing was measured"
+_ORDER: tuple[Verdict, ...] = ("failed", "error", "inconclusive")
+_SECTIONS: dict[Verdict, str] = {
+    "failed": "VRAM over its limit",
+    "error": "VRAM over its limit for what earlier tests left behind",
+    "inconclusive": "VRAM limit undecided",
+}
 _NOTHING = "no device was measured in this window"
 
 
@@ -118,12 +124,14 @@ def judge_peak(
     figures, problem = _figures(closed, scope, over, phase)
     found: list[tuple[Verdict, _Case]] = []
     for case in _cases(limits, figures, problem):
-        verdict = _verdict(case, closed)
+        left = _left(closed, case.device) if scope in ("run", "device") and over == "total" else 0
+        verdict = _verdict(case, closed, left)
         if verdict is not None:
             found.append((verdict, case))
     if not found:
         return None
-    found.sort(key=lambda item: (item[0] != "failed", -_excess(item[1])))
+    # What fails for the test's own memory comes first, then what fails only for what others left.
+    found.sort(key=lambda item: (_ORDER.index(item[0]), -_excess(item[1])))
     verdict, worst = found[0]
     what = _what(scope, over, phase, predicted)
     parts = [_case_text(v, case, what, limit_from, closed, ledger) for v, case in found]
@@ -132,8 +140,7 @@ def judge_peak(
     return Finding(
         check=check,
         verdict=verdict,
-        section=("predicted " if predicted else "")
-        + ("VRAM over its limit" if verdict == "failed" else "VRAM limit undecided"),
+        section=("predicted " if predicted else "") + _SECTIONS[verdict],
         text="\n\n".join(parts),
         device=worst.device,
         measured=worst.figure,
@@ -231,12 +238,18 @@ def _sum(figures: Mapping[str, Measured], problem: str) -> Measured:
     )
 
 
-def _verdict(case: _Case, closed: Closed) -> Verdict | None:
+def _left(closed: Closed, label: str) -> int:
+    """Bytes that earlier tests had left on a device, which are in this window's peak."""
+    return sum(one.bytes for one in closed.residues if label in (SUM, one.device))
+
+
+def _verdict(case: _Case, closed: Closed, left: int) -> Verdict | None:
     figure = case.figure
     if isinstance(figure, Unmeasurable):
         return "inconclusive"
     if figure.bytes > case.limit:
-        return "failed"
+        # Without what others left it would have held: the test is a victim, and does not fail for them.
+        return "error" if left and figure.bytes - left <= case.limit else "failed"
     if figure.upper > case.limit or closed.trouble:
         return "inconclusive"
     return None
@@ -282,6 +295,21 @@ def _case_text(verdict: Verdict, case: _Case, what: str, limit_from: str, closed
         hint = card_hint(figure.bytes, limit)
         if hint is not None:
             rows.append(("hint", hint))
+    elif verdict == "error":
+        left = _left(closed, case.device)
+        names = ", ".join(dict.fromkeys(one.test for one in closed.residues if case.device in (SUM, one.device)))
+        title = (
+            f"The {what} is {amount(figure)}, {mib(figure.bytes - limit)} over the limit {with_mib(limit)}, but only"
+            f" because {names} left {mib(left)} behind: that is the test to mend, and not this one."
+        )
+        rows.append(("without it", f"{mib(max(0, figure.bytes - left))}, within the limit"))
+        rows.append(
+            (
+                "to mend it",
+                "free the memory in a teardown that also runs when the test fails, or give what holds it a process"
+                " of its own that ends with the test",
+            )
+        )
     elif predicted and figure.upper > limit:
         title = (
             f"The {what} is {amount(figure)}, and the limit {with_mib(limit)} lies in between: undecided;"

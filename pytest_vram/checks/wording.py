@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from pytest_vram.keeper.messages import Closed, Share
+from pytest_vram.keeper.messages import Closed, DeviceInfo, Residue, Share, Stranger
 from pytest_vram.ledger import Ledger
-from pytest_vram.readings import Reading
+from pytest_vram.readings import Reading, Unmeasurable
 from pytest_vram.units import mib
 
 HOST = "host"
@@ -23,6 +23,14 @@ def device(label: str, ledger: Ledger | None) -> str:
     if label == HOST:
         return f"host ({STAND_IN})"
     return label if name is None or name == label else f"{label} = {name}"
+
+
+def size_of(info: DeviceInfo) -> str:
+    """Capacity of a device as the user's limit sees it, with what sets it: ``8,192 MiB (MIG slice)``."""
+    capacity = info.capacity
+    if isinstance(capacity, Unmeasurable):
+        return f"capacity unknown ({capacity.reason})"
+    return mib(capacity.bytes) + (f" ({info.limit_from})" if info.limit_from else "")
 
 
 def amount(reading: Reading) -> str:
@@ -65,6 +73,20 @@ def holders(shares: Sequence[Share], label: str | None) -> str | None:
     return ", ".join(texts)
 
 
+def stranger(one: Stranger) -> str:
+    """A process that is not of the run, with what it holds."""
+    pid = f" (PID {one.pid})" if one.pid else ""
+    grew = f", {mib(one.grew)} more than at the opening" if one.grew else ""
+    return f"{one.name or 'unknown'}{pid} held {mib(one.held)} of {one.device}{grew}"
+
+
+def residue(one: Residue) -> str:
+    """What a test left behind."""
+    held = ", ".join(f"{name} (PID {pid})" for pid, name in one.pids[:_SHOWN])
+    more = f" and {len(one.pids) - _SHOWN} more" if len(one.pids) > _SHOWN else ""
+    return f"{mib(one.bytes)} of {one.device} by {one.test}" + (f", still held by {held}{more}" if held else "")
+
+
 def surroundings(closed: Closed, label: str | None) -> list[tuple[str, str]]:
     """What else a reader must know of a window: who held the memory, what overlapped, what went wrong."""
     rows: list[tuple[str, str]] = []
@@ -77,6 +99,10 @@ def surroundings(closed: Closed, label: str | None) -> list[tuple[str, str]]:
         shown = ", ".join(closed.overlapped[:_SHOWN])
         more = f" and {len(closed.overlapped) - _SHOWN} more" if len(closed.overlapped) > _SHOWN else ""
         rows.append(("at the same time", f"{shown}{more} (tests that share a backend or device share its peak)"))
+    rows.extend(("left behind", residue(one)) for one in closed.residues if label in (None, one.device))
+    rows.extend(
+        ("stranger", stranger(one)) for one in closed.strangers if not one.decisive and label in (None, one.device)
+    )
     rows.extend(("trouble", sentence) for sentence in closed.trouble)
     return rows
 

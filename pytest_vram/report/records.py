@@ -8,8 +8,9 @@ import msgspec
 
 from pytest_vram.backends.record import RequestRecord
 from pytest_vram.checks.finding import Finding
-from pytest_vram.keeper.messages import BootPhase, DeviceInfo, Sampling, Share
+from pytest_vram.keeper.messages import BootPhase, DeviceInfo, HostUse, Residue, Sampling, Share, Stranger
 from pytest_vram.ledger import Ledger
+from pytest_vram.measure.torch_memory import Allocator
 from pytest_vram.readings import Measured
 
 FORMAT = "pytest-vram/report/1"
@@ -48,6 +49,12 @@ class TestRecord(msgspec.Struct, frozen=True, kw_only=True):
         ``limit_from``.
     :ivar process: label → peak of the test's own process, where that is known.
     :ivar backends: ``name#generation`` of the backends that it used.
+    :ivar device: label → peak of the whole device, everyone included. :ivar allocators: torch's, in the test's own
+        process. :ivar strangers: processes of others on the devices meanwhile.
+    :ivar residues: what earlier tests had left behind when it began.
+    :ivar spill: label → memory that was given on the device and lay in host memory.
+    :ivar host_use: page faults, swap and control group of its backends.
+    :ivar waited: seconds before it could begin; ``waited_for`` says who held what was wanted.
     """
 
     __test__ = False  # not a test class
@@ -68,6 +75,14 @@ class TestRecord(msgspec.Struct, frozen=True, kw_only=True):
     requests: list[RequestRecord] = []
     backends: list[str] = []
     overlapped: list[str] = []
+    device: dict[str, Measured] = {}
+    allocators: list[Allocator] = []
+    strangers: list[Stranger] = []
+    residues: list[Residue] = []
+    spill: dict[str, Measured] = {}
+    host_use: HostUse | None = None
+    waited: float = 0.0
+    waited_for: list[str] = []
     sampling: Sampling | None = None
     boot: bool = False
     reason: str | None = None

@@ -8,9 +8,9 @@ import textwrap
 from collections.abc import Sequence
 
 from pytest_vram.checks.breakdown import ledger_table
-from pytest_vram.checks.wording import HOST, STAND_IN
+from pytest_vram.checks.wording import HOST, STAND_IN, size_of
 from pytest_vram.keeper.messages import DeviceInfo, Sampling
-from pytest_vram.readings import Measured, Reading, Unmeasurable
+from pytest_vram.readings import Measured, Reading
 from pytest_vram.report.records import BackendRecord, RunReport, TestRecord
 from pytest_vram.units import mib, with_mib
 
@@ -25,6 +25,12 @@ _LISTED = 5
 _POOR = 3.0
 #: What a terminal would obey instead of showing it; reasons and node ids are other people's text.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+#: Seconds of waiting that are worth a line.
+_FELT = 1.0
+_DELTA = (
+    "device-delta: it is not known which process holds what, so that the rise of the whole device over a quiet"
+    " baseline stands for this run"
+)
 #: Seconds below which a share of processor time says nothing.
 _LONG_ENOUGH = 5.0
 
@@ -116,6 +122,12 @@ def _lines(report: RunReport, width: int) -> list[str]:
     budget = _budget(report)
     if budget is not None:
         lines += _row("budget", budget + tag, width)
+    reserve = _setting(report, "reserve")
+    if reserve is not None:
+        lines += _row("reserve", reserve, width)
+    for device in report.run.devices:
+        if not device.per_process:
+            lines += _row("scope", f"{device.label}: {_DELTA}", width)
     for label, figure, test in _highest(report):
         if not figure.upper:
             lines += _row(
@@ -130,6 +142,7 @@ def _lines(report: RunReport, width: int) -> list[str]:
             what, f"{label}: {_amount(figure)}{of}, in {_short(test.nodeid, width - _LABEL - 4)}{boot}{tag}", width
         )
     lines += _undecided(report, width)
+    lines += _waited(report, width)
     lines += _backends(report, width)
     sampling = None if _predicted(report) else report.run.sampling
     if sampling is not None and _is_poor(sampling) and not _all_exact(report):
@@ -175,9 +188,16 @@ def _budget(report: RunReport) -> str | None:
     return f"{setting['value']} from {setting.get('from', 'an unknown place')}"
 
 
+def _setting(report: RunReport, name: str) -> str | None:
+    """A setting in bytes, and where it came from."""
+    setting = report.run.settings.get(name)
+    if not setting or not isinstance(setting.get("value"), int) or not setting["value"]:
+        return None
+    return f"{mib(setting['value'])} from {setting.get('from', 'an unknown place')}"
+
+
 def _device(device: DeviceInfo) -> str:
-    capacity = device.capacity
-    size = f"capacity unknown ({capacity.reason})" if isinstance(capacity, Unmeasurable) else f"{mib(capacity.bytes)}"
+    size = size_of(device)
     stand_in = f"; {STAND_IN}" if device.label == HOST and "stands in" not in device.name else ""
     name = "" if device.name == device.label else f" {device.name},"
     return f"{device.label}:{name} {size}, measured by {device.source}{stand_in}"
@@ -208,6 +228,19 @@ def _undecided(report: RunReport, width: int) -> list[str]:
     if len(undecided) > _LISTED:
         lines += _row("", f"and {len(undecided) - _LISTED} more undecided tests", width)
     return lines
+
+
+def _waited(report: RunReport, width: int) -> list[str]:
+    """How long tests waited for room, where that was long enough to be felt."""
+    waits = [test for test in report.tests if test.waited > 0]
+    total = sum(test.waited for test in waits)
+    if total < _FELT:
+        return []
+    longest = max(waits, key=lambda test: test.waited)
+    reason = f": {longest.waited_for[0]}" if longest.waited_for else ""
+    tests = f"{len(waits)} test{'' if len(waits) == 1 else 's'}"
+    text = f"{tests} waited {total:.1f} s in all for room, {_short(longest.nodeid, 60)} {longest.waited:.1f} s{reason}"
+    return _row("waited", text, width)
 
 
 def _why(test: TestRecord) -> str:
@@ -323,11 +356,29 @@ def _details(report: RunReport, width: int) -> list[str]:
         ]
         if phases:
             lines += _row("boot", f"{backend.name}#{backend.generation}, peak by phase: {'; '.join(phases)}", width)
+    for test in report.tests:
+        lines += _host_use(test, width)
     if report.run.keeper_cpu_share is not None and report.run.seconds >= _LONG_ENOUGH:
         lines += _row("keeper", f"{report.run.keeper_cpu_share:.1%} of one core", width)
     if report.run.folder is not None and report.run.verdict == "passed":
         lines += _row("run folder", report.run.folder, width)
     return lines
+
+
+def _host_use(test: TestRecord, width: int) -> list[str]:
+    """Pages read from disk and memory that went to swap while a test used its backends."""
+    use = test.host_use
+    if use is None:
+        return []
+    faults, swap = use.major_faults, use.swap_grew
+    parts = []
+    if isinstance(faults, Reading) and faults.bytes:
+        parts.append(f"{mib(faults.bytes)} read from disk by page faults")
+    if isinstance(swap, Reading) and swap.bytes:
+        parts.append(f"{mib(swap.bytes)} went to swap")
+    if not parts:
+        return []
+    return _row("host", f"{_short(test.nodeid, 60)}: {', '.join(parts)} in its backends: expect erratic latency", width)
 
 
 def _short(text: str, width: int) -> str:
