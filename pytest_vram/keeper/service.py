@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -114,6 +115,8 @@ class Service:
         self.core.members.adopt(pid, PYTEST)
         controller = Watch(pid, start, self._controller_ended)
         self.windows.settling.begin()
+        # What was imported stays; without it a collection, which may come with any sample, has little to look at.
+        gc.freeze()
         sampler = asyncio.ensure_future(self._sample())
         sampler.add_done_callback(self._sampler_ended)
         ready()
