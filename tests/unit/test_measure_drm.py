@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_vram.measure import DeviceInfo, survey
-from pytest_vram.measure.drm_cards import cards
+from pytest_vram.measure.drm_cards import cards, rocm_nodes
 from pytest_vram.measure.probes import Figure, Probe
 from pytest_vram.measure.probes.drm import Client, parse
 from pytest_vram.measure.survey import open_probes
@@ -254,7 +254,7 @@ def test_strangers_are_looked_up_when_the_card_moves(amd: Machine) -> None:
 
 def test_rocm_knows_more(amd: Machine) -> None:
     """What ROCm's kernel driver says of a process counts where it is more; its order of cards names them."""
-    for node, (gpu, place) in enumerate([(0, 0), (4711, 0x4300), (1234, 0x0300)]):
+    for node, (gpu, place) in enumerate([(0, 0), (4711, 0x4300), (1234, 0x0300), (99, 0xC50A)]):
         folder = amd.sys / f"class/kfd/kfd/topology/nodes/{node}"
         folder.mkdir(parents=True)
         (folder / "gpu_id").write_text(f"{gpu}\n")
@@ -267,6 +267,7 @@ def test_rocm_knows_more(amd: Machine) -> None:
     probe = amd.probe()
     assert probe.read([100]).processes == {100: held(600)}
     assert probe.info.engine_names == ("ROCm1", "Vulkan0")
+    assert rocm_nodes(str(amd.sys))["0000:c5:01.2"] == (2, 99)
     probe.close()
 
 
