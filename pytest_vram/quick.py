@@ -188,8 +188,8 @@ class Shared:
         """Open a window, and wait until it is: a keeper that died before this is replaced."""
         request = Open(kind="test", name=name, quick=True)
         for again in (True, False):
-            (ahead,) = self.run.ahead(request)
             try:
+                (ahead,) = self.run.ahead(request)
                 self.run.result(ahead)
             except KeeperLost:
                 if not again:
@@ -220,8 +220,8 @@ class Shared:
         window.allocators = self.run.torch.end(self.run.measurable)
         self.run.torch.begin()
         try:
-            request = Close(window=_number(self.run, window), record=_outcomes(window))
-            window.closing, ahead = self.run.ahead(request, Open(kind="test", name=name, quick=True))
+            following = Open(kind="test", name=name, quick=True)
+            window.closing, ahead = self.run.ahead(self._closing(window), following)
         except KeeperError as error:
             self._judge(window, None, str(error), None)
             return
@@ -240,10 +240,28 @@ class Shared:
         self._window = None
         window.allocators = self.run.torch.end(self.run.measurable)
         try:
-            (window.closing,) = self.run.ahead(Close(window=_number(self.run, window), record=_outcomes(window)))
+            (window.closing,) = self.run.ahead(self._closing(window))
         except KeeperError as error:
             return self._judge(window, None, str(error), present)
         return self._finish(window, present, [])
+
+    def _closing(self, window: _Window) -> Close:
+        """What closes a window, which is called after the test that lasted, else after all of them.
+
+        :raises KeeperError: it was never opened.
+        """
+        opened = self.run.result(window.ahead)
+        assert isinstance(opened, Opened)
+        tests = window.tests
+        named = [test for test in tests if len(tests) == 1 or self.lasted(test)]
+        name = named[-1].attempt.key if named else ""
+        if tests and not named:
+            name = f"one of {len(tests)} short tests from {tests[0].attempt.key} to {tests[-1].attempt.key}"
+        return Close(
+            window=opened.window,
+            name=name,
+            record={"tests": {test.attempt.key: test.outcome for test in tests if test.end is not None}},
+        )
 
     def _catch_up(self) -> None:
         """Judge the window before, whose figures are there by now."""
@@ -344,16 +362,6 @@ class Shared:
             text=(INCONCLUSIVE if verdict == "inconclusive" else "") + first.text,
             sections=[(f"vram: {other.section}", other.text) for other in judgement.findings if other is not first],
         )
-
-
-def _number(run: Run, window: _Window) -> int:
-    opened = run.result(window.ahead)
-    assert isinstance(opened, Opened)
-    return opened.window
-
-
-def _outcomes(window: _Window) -> dict[str, dict[str, str]]:
-    return {"tests": {test.attempt.key: test.outcome for test in window.tests if test.end is not None}}
 
 
 def _shared_by(peaks: dict[str, Measured], count: int) -> dict[str, Measured]:

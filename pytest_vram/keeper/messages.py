@@ -78,9 +78,13 @@ class Open(_Message, frozen=True, kw_only=True):
 
 
 class Close(_Message, frozen=True, kw_only=True):
-    """Close a window. → :class:`Closed`."""
+    """Close a window. → :class:`Closed`.
+
+    :ivar name: what it is called from now on; several tests may have shared it, and one of them is what it is about.
+    """
 
     window: int
+    name: str = ""
     record: dict[str, Any] = {}
 
 

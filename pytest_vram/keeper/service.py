@@ -358,7 +358,7 @@ class Service:
                 return await self._open(connection, request)
             case Close():
                 await self.servers.notice(self.windows.get(request.window))
-                return self.windows.close(request.window, record=request.record)
+                return self.windows.close(request.window, record=request.record, name=request.name)
             case Peek():
                 return self.windows.peek(request.window)
             case Now():

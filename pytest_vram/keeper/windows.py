@@ -252,12 +252,19 @@ class Windows:
         t = self._core.boundary()
         return self._closed(window, t)
 
-    def close(self, number: int, *, record: dict[str, Any] | None = None, abandoned: bool = False) -> Closed:
+    def close(
+        self, number: int, *, record: dict[str, Any] | None = None, abandoned: bool = False, name: str = ""
+    ) -> Closed:
         """Close a window, and whatever is still open inside it.
 
+        :param name: what it is called from now on; which of several tests it is about is known at its end.
         :raises KeeperError: there is no such window.
         """
         window = self.get(number)
+        if name:
+            window.name = name
+            if window.kind == "test" and window.span.pid is not None:
+                self.residues.began(name, window.span.pid)
         inner = [other for other in self._open.values() if other is not window and self._within(other, window)]
         t = self._core.boundary()
         for other in reversed(inner):
