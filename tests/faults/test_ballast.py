@@ -190,6 +190,18 @@ def test_a_card_that_is_smaller(driver: FakeDriver, ballast: Ballast) -> None:
         ballast.play([card(driver)], 4 * GIB + 1)
 
 
+def test_a_server_that_was_started_anew_is_a_fault(driver: FakeDriver) -> None:
+    """A device whose server was replaced has no limit any more: its figures are refused, not shown as the card's."""
+    inner = card(driver, kind="rpc")
+    inner.pid = 5  # type: ignore[attr-defined]
+    probe = PlayedProbe(inner, inner.info, None)
+    assert probe.read([]).fault is None
+    inner.pid = 6  # type: ignore[attr-defined]
+    fault = probe.read([]).fault
+    assert fault is not None
+    assert "started anew, and this one has no limit for --vram-emulate" in fault
+
+
 @pytest.mark.gpu
 def test_on_a_real_card(ballast: Ballast, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a real card: what CUDA says is free afterwards is the size, within a piece; and it comes back."""
