@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,6 +61,14 @@ class Device:
     def end(self) -> None:
         self.process.kill()
         self.process.communicate()
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keepers of others on this machine would lift what these leave behind."""
+    with tempfile.TemporaryDirectory(prefix="vram-e-", dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield
 
 
 @pytest.fixture
