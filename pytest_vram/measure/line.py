@@ -50,6 +50,7 @@ class Line:
         self.newcomers = False
         self.spill = 0
         self.read_at = self.before = 0
+        #: Whether the next read must be taken in, though it may be equal to the one before.
         self.fresh = True
 
     def read(self, now: int, pids: Collection[int]) -> bool:
@@ -85,9 +86,9 @@ class Line:
         self.device_fault = checked.device_fault
         self.per_process, self.sources = self.probe.per_process, self.probe.sources
         self.sums = {}
-        self.fresh = False
         marks, uppers, tops = self.marks, self.uppers, self.tops
-        self.grown = grown = []
+        # A window that is new takes in everything, not only what grew.
+        self.grown = grown = list(snapshot.processes) if self.fresh else []
         for pid, figure in snapshot.processes.items():
             top = figure.held
             if figure.mark is not None:
@@ -98,8 +99,9 @@ class Line:
                 uppers[pid] = upper
             if top > tops.get(pid, -1):
                 tops[pid] = top
-                if top:
+                if not self.fresh:
                     grown.append(pid)
+        self.fresh = False
         self.device_mark = _mark(snapshot.device, self.device_mark)
         self.rise_mark = _mark(snapshot.rise, self.rise_mark)
         self.spill = sum(snapshot.spill.values())
@@ -115,7 +117,6 @@ class Line:
         self.tops = {}
         self.device_mark = self.rise_mark = None
         self.sums = {}
-        # The next read must be taken in, though it may be equal to this one.
         self.fresh = True
 
     def stale(self, pids: Iterable[int]) -> bool:
@@ -137,14 +138,13 @@ class Line:
 
     def group(self, pids: Iterable[int], ended: Iterable[Member] = ()) -> Sums:
         """What these processes hold; ``ended`` are those among them that have ended since the read before."""
-        held = top = marks = most = now = count = 0
+        held = top = most = now = count = 0
         exact, bounded, disturbed = True, True, False
         last = self.last
         fault, processes = last.fault, last.processes
         for pid in pids:
             figure, mark = processes.get(pid), self.marks.get(pid)
             if mark is not None:
-                marks += mark
                 top = max(top, mark)
             if figure is None:
                 fault = fault or last.faults.get(pid)
@@ -161,8 +161,6 @@ class Line:
                 continue
             count += 1
             marked = figure.mark is not None
-            if mark is None:
-                marks += figure.held
             # Without any upper end the figure of this read stands: largest reads of different moments do not add up.
             # Right after marks were set back, the read before is all there is.
             most += (
@@ -174,7 +172,7 @@ class Line:
             bounded = bounded and (marked or figure.most is not None)
             disturbed = disturbed or figure.disturbed
         names = tuple(map(named, ended)) if self.host else ()
-        return Sums(held, top, marks, most, now, count, exact, bounded, names, disturbed, fault)
+        return Sums(held, top, most, now, count, exact, bounded, names, disturbed, fault)
 
     def whole(self, *, rise: bool = False) -> Sums:
         """What the whole device holds, or by how much that rose."""
@@ -188,7 +186,6 @@ class Line:
         return Sums(
             held=figure.held,
             top=top,
-            marks=top,
             most=most,
             now=figure.now,
             alive=1,

@@ -45,9 +45,8 @@ class Rate(NamedTuple):
 class Sums(NamedTuple):
     """What a group of processes held at one read.
 
-    :ivar held: sum at this moment. :ivar top: largest single mark. :ivar marks: sum of the marks of this epoch, where
-        a process has one. :ivar most: sum of marks and other upper ends of this epoch. :ivar now: sum of what they
-        hold for good. :ivar alive: processes that run (and are on the device).
+    :ivar held: sum at this moment. :ivar top: largest single mark. :ivar most: sum of marks and other upper ends of
+        this epoch. :ivar now: sum of what they hold for good. :ivar alive: processes that run (and are on the device).
     :ivar exact: every one had a mark. :ivar bounded: every one had a mark or another upper end.
     :ivar ended: names of those that ended since the read before. :ivar disturbed: some mark fell without a reset.
     :ivar fault: why some figure is missing. :ivar doubts: other reasons why something may be missing in it.
@@ -56,7 +55,6 @@ class Sums(NamedTuple):
 
     held: int = 0
     top: int = 0
-    marks: int = 0
     most: int = 0
     now: int = 0
     alive: int = 0
@@ -248,8 +246,6 @@ class Span:
         self.longest_gap = 0
         self.gaps = 0
         self.rate: tuple[int, Rate] | None = None
-        #: Whether it must take in the next read in any case, even one that is equal to the read before.
-        self.fresh = True
 
     def fault(self, probe: Probe, reason: str, *, lost: bool) -> None:
         """Take in that the device could not be read."""

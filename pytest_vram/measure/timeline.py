@@ -148,9 +148,8 @@ class Timeline:
             self._pids = pids
         at = self._clock() if self._clock is not None else now
         for span in self._spans:
-            for line in lines if span.fresh else changed:
+            for line in changed:
                 self._fold(span, line, at)
-            span.fresh = span.fresh and not look
         if reset or ended or members.late:
             for line in self._all:
                 line.new_epoch()
@@ -252,6 +251,7 @@ class Timeline:
             if line.unlisted is not None:
                 span.hidden(line.label, line.unlisted)
         self._spans.add(span)
+        self._refresh()
         self.on_open()
         return span
 
@@ -263,7 +263,12 @@ class Timeline:
     def use(self, span: Span, owners: Iterable[str]) -> None:
         """Let a span use these backends from now on. Call :meth:`boundary` first."""
         span.owners = span.owners | frozenset(owners)
-        span.fresh = True
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Let the next read be taken in by every span, whether or not it differs from the last."""
+        for line in self._all:
+            line.fresh = True
 
     def close(self, span: Span) -> None:
         """End a span; its peaks stay readable."""
@@ -298,7 +303,7 @@ class Timeline:
 
     def _fold_shares(self, span: Span, line: Line) -> None:
         members, counted = self.members, line.probe.counts_pytest
-        for pid in line.tops if span.fresh else line.grown:
+        for pid in line.grown:
             member = members.get(pid)
             if member is not None and (counted or member.owner != PYTEST):
                 span.hold(line.label, member, line.tops[pid])

@@ -126,6 +126,7 @@ def test_a_newcomer_is_looked_for_at_once(machine: Machine) -> None:
     machine.start(1, 10 * MB)
     span = machine.open()
     machine.tick()
+    since = machine.t
 
     def scan(*, look: bool = True) -> None:
         if machine.members.get(2) is None:
@@ -135,6 +136,7 @@ def test_a_newcomer_is_looked_for_at_once(machine: Machine) -> None:
     machine.tick((2, 70 * MB))
     assert machine.peak(span).bytes == 80 * MB
     assert not span.strangers
+    assert span.run["gpu0"].since == since
 
 
 # ---------------------------------------------------------------- marks that are true for longer
@@ -234,7 +236,46 @@ def test_figures_that_turn_out_not_to_be_by_process(machine: Machine) -> None:
     assert (baseline.source, baseline.exact, baseline.note) == ("device-delta", False, "N/A per process")
 
 
+def test_another_backend_beside_one_that_is_a_device(machine: Machine) -> None:
+    """Where only the device is known, a second backend makes the first one's figure unknown from its first moment,
+    though no figure changed."""
+    machine.start(1, 100 * MB, "agent#1")
+    machine.card.distrust("N/A per process")
+    span = machine.open(("agent#1",))
+    machine.tick()
+    machine.tick()
+    assert machine.peak(span, "backend").bytes == 100 * MB
+    machine.members.join(2, "other#1")
+    machine.tick()
+    assert isinstance(machine.timeline.peaks(span, "backend")["gpu0"], Unmeasurable)
+
+
+def test_figures_by_process_that_come_back(machine: Machine) -> None:
+    """A peak that was the device's for a while is called so, though figures by process came after it."""
+    machine.start(1, 100 * MB)
+    machine.card.distrust("N/A per process")
+    span = machine.open()
+    machine.tick()
+    machine.card.per_process, machine.card.doubt = True, None
+    machine.card.sources = PaperCard().sources
+    machine.tick((1, 200 * MB))
+    peak = machine.peak(span)
+    assert (peak.bytes, peak.source) == (200 * MB, "device-delta")
+
+
 # ---------------------------------------------------------------- strangers
+
+
+def test_one_that_turns_out_to_be_of_the_run(machine: Machine) -> None:
+    """A process that was taken for a stranger is none any more once it is known."""
+    machine.start(1, 10 * MIB)
+    span = machine.open()
+    machine.tick((50, 500 * MIB))
+    assert ("gpu0", 50) in span.strangers
+    machine.members.join(50)
+    machine.tick()
+    assert span.strangers == {}
+    assert machine.peak(span).bytes == 510 * MIB
 
 
 def test_strangers_that_grow(machine: Machine) -> None:

@@ -194,6 +194,17 @@ def test_hidden_processes_make_it_a_doubt() -> None:
     assert "a process that the driver does not list" in (checked.doubt or "")
 
 
+def test_hidden_processes_explain_no_sum() -> None:
+    """That others are not listed explains a device that moves, and not processes that hold more than it."""
+    judge = Judge(card())
+    judge.check(snapshot({}, GIB))
+    for _ in range(READS):
+        judge.check(snapshot({}, 2 * GIB))
+    for _ in range(READS - 1):
+        assert judge.check(snapshot({1: 4 * GIB}, GIB)).snapshot.processes
+    assert not judge.check(snapshot({1: 4 * GIB}, GIB)).snapshot.processes
+
+
 def test_host_memory_is_let_through() -> None:
     """The kernel's figures of host memory add up to more than is in use, because pages are shared."""
     info = DeviceInfo(label="host", kind="cpu", name="RAM", capacity=card().capacity, source="/proc")
