@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -17,6 +18,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -70,7 +72,7 @@ typedef struct {
     int memory_of;            /* MEMORY */
     u64 base;
     /* what this process has learnt */
-    int stat_fd, status_fd, found;
+    int life, life_is_pidfd, status_fd, found;
     u64 looked, frozen;
     int is_frozen;
 } Process;
@@ -120,7 +122,7 @@ static void forget(void) {
         free(p->at);
         free(p->value);
         free(p->most);
-        if (p->stat_fd >= 0) close(p->stat_fd);
+        if (p->life >= 0) close(p->life);
         if (p->status_fd >= 0) close(p->status_fd);
     }
     free(S.text);
@@ -192,7 +194,7 @@ static void read_line(char *line) {
     } else if (!strcmp(what, "process") && card && S.process_count < PROCESSES) {
         Process *p = &S.processes[S.process_count++];
         p->card = S.card_count - 1;
-        p->stat_fd = p->status_fd = -1;
+        p->life = p->status_fd = -1;
         p->slice = atoi(word(&rest));
         p->kind = (int)number(&rest);
         p->pid = (int)number(&rest);
@@ -314,28 +316,51 @@ static int find_process(const char *command) {
     return found;
 }
 
+/* Watch over the life of a process; 0 where it is not the one that is meant, or has ended.
+
+   A pidfd is asked twenty times as fast as the file, and five processes are asked after by every call. */
+static int watch(Process *p, int pid, u64 born) {
+    if (p->life < 0) {
+        int file = open_of(pid, "stat");
+        if (born_by(file) != born || !born) {
+            if (file >= 0) close(file);
+            return 0;
+        }
+        p->life = file;
+        p->life_is_pidfd = 0;
+#ifdef SYS_pidfd_open
+        int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+        if (fd >= 0 && born_by(file) == born) {
+            close(file);
+            p->life = fd;
+            p->life_is_pidfd = 1;
+        } else if (fd >= 0) {
+            close(fd);
+        }
+#endif
+    }
+    if (!p->life_is_pidfd) return born_by(p->life) == born;
+    struct pollfd asked = {p->life, POLLIN, 0};
+    return poll(&asked, 1, 0) <= 0;
+}
+
 /* PID that holds this memory, 0 where it is not there (yet, or any more). */
 static int holder(Process *p, u64 now) {
     if (p->ends && now >= p->ends) return 0;
-    if (p->command[0]) {
-        if (p->found && !born_by(p->stat_fd)) {
-            close(p->stat_fd);
-            p->stat_fd = -1;
-            p->found = 0;
-            p->looked = 0;
-        }
-        if (!p->found && (!p->looked || now - p->looked >= LOOK_AGAIN_NS)) {
-            p->looked = now;
-            p->found = find_process(p->command);
-            if (p->found) p->stat_fd = open_of(p->found, "stat");
-        }
-        return p->found;
+    if (!p->command[0]) return p->born && !watch(p, p->pid, p->born) ? 0 : p->pid;
+    if (p->found && !watch(p, p->found, p->born)) {
+        if (p->life >= 0) close(p->life);
+        p->life = -1;
+        p->found = 0;
+        p->looked = 0;
     }
-    if (p->born) {
-        if (p->stat_fd < 0) p->stat_fd = open_of(p->pid, "stat");
-        if (born_by(p->stat_fd) != p->born) return 0;
+    if (!p->found && (!p->looked || now - p->looked >= LOOK_AGAIN_NS)) {
+        p->looked = now;
+        p->found = find_process(p->command);
+        p->born = p->found ? born_of(p->found) : 0;
+        if (!p->born || !watch(p, p->found, p->born)) p->found = 0;
     }
-    return p->pid;
+    return p->found;
 }
 
 static int step_at(Process *p, u64 since) {
