@@ -154,6 +154,18 @@ def test_accounting_is_exact_where_the_peak_rose() -> None:
     assert (peak.bytes, peak.at_most, peak.exact, peak.source) == (900 * MB, None, True, "nvml-accounting")
 
 
+def test_helpers_that_never_were_on_the_card() -> None:
+    """A process of the run that the driver never accounted for held nothing, and leaves the figure exact."""
+    machine = Machine(accounting=True)
+    machine.start(1, 10 * MB)
+    machine.members.join(2)
+    machine.host.set(2, MB)
+    span = machine.open()
+    machine.tick((1, 50 * MB))
+    peak = machine.peak(span)
+    assert (peak.bytes, peak.at_most, peak.exact) == (50 * MB, None, True)
+
+
 def test_accounting_bounds_where_it_did_not() -> None:
     """A peak below that of the process's whole life lies between the largest sample and it."""
     machine = Machine(accounting=True)
@@ -177,6 +189,8 @@ def test_an_upper_end_that_is_reached_is_exact() -> None:
     machine.start(1, 500 * MB)
     machine.open()
     span = machine.open()
+    # The baseline is of the read at which the marks were set back.
+    assert reading(machine.timeline.held("run")["gpu0"]).bytes == 500 * MB
     machine.tick()
     peak = machine.peak(span)
     assert (peak.bytes, peak.at_most, peak.exact) == (500 * MB, None, True)
