@@ -76,14 +76,18 @@ class NvmlProbe:
             if doubt is None:
                 return self._by_process(listed, pids, memory, device)
             self._distrust(doubt)
-        return self._as_whole(memory, device)
+        others = {pid: held for pid, held in (listed or {}).items() if held is not None and pid not in pids}
+        return self._as_whole(memory, device, others if self._trust.without_figures else {})
 
     def _listed(self) -> dict[int, int | None] | None:
-        if not self.per_process:
+        if not self.per_process and not self._trust.without_figures:
             return None
         try:
             return self._processes.read()
         except DriverFault as fault:
+            if not self.per_process:
+                # Only names of others were asked for; what became of the card, its memory says.
+                return None
             if fault.code in ABSENT or fault.code == NO_PERMISSION:
                 self._distrust(f"the driver does not list processes here ({fault.text})")
                 return None
@@ -155,14 +159,14 @@ class NvmlProbe:
             text += f"; what was in use before has shrunk by {mib(self._fell)} since"
         self.note = f"{text}; what other programs take or free meanwhile is within it"
 
-    def _as_whole(self, memory: CardMemory, device: Figure) -> Snapshot:
+    def _as_whole(self, memory: CardMemory, device: Figure, others: dict[int, int]) -> Snapshot:
         if memory.used < self._quiet:
             # Others gave memory back: with the old baseline this run would seem to hold less than it does.
             self._fell += self._quiet - memory.used
             self._quiet = memory.used
             self._say()
         rise = memory.used - self._quiet
-        return Snapshot({}, device, rise=Figure(rise, rise), doubt=self._doubt)
+        return Snapshot({}, device, rise=Figure(rise, rise), others=others, doubt=self._doubt)
 
     # ------------------------------------------------------------ upkeep
 

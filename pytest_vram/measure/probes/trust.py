@@ -48,6 +48,7 @@ class Trust:
 
     :param container: whether PIDs may be of another namespace.
     :ivar proven: a process of this run was listed with a figure.
+    :ivar without_figures: processes of this run are listed without figures; the list is right otherwise.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Trust:
     ) -> None:
         self.container = container
         self.proven = False
+        self.without_figures = False
         self._exists = exists
         self._clock = clock
         self._here: set[int] = set()
@@ -72,6 +74,7 @@ class Trust:
         """
         ours = [pid for pid in pids if pid in listed]
         if any(listed[pid] is None for pid in ours) or (listed and all(used is None for used in listed.values())):
+            self.without_figures = True
             return "the driver lists processes without saying what they hold (N/A), as under WSL and in some containers"
         if ours and not self._unknown:
             self.proven = True
