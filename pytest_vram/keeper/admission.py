@@ -199,7 +199,7 @@ class Admission:
         """Close the gates for a test that wants its devices alone; whether nobody is left inside."""
         if not ticket.exclusive:
             return True
-        return self._meeting.turnstiles.close() and not self._insiders()
+        return self._meeting.shut() and not self._insiders()
 
     def _turnstile(self, decision: Decision, mine: Mapping[str, Ticket]) -> None:
         """Keep gates closed for the first who waits to be alone, so that those inside become fewer."""

@@ -117,6 +117,10 @@ class Meeting:
         """Other processes that are inside the gates, and for whose end one may wait."""
         return self.turnstiles.inside(self._ignored)
 
+    def shut(self) -> bool:
+        """Close the gates, where nobody has; a test that this run is a part of may have done so already."""
+        return self.turnstiles.close() or self.turnstiles.closed_by() in self._ignored
+
     def stuck(self, seconds: float) -> str:
         """The sentence for tests that could not be admitted because another process does not end its step."""
         pid = self._board.stepping() if self._board is not None else None

@@ -40,6 +40,8 @@ if "stubborn" in words:
 for word in words:
     if word.startswith("hold="):
         block = bytearray(int(word[5:]))
+    if word.startswith("fill="):
+        block = b"x" * int(word[5:])
     if word.startswith("burst="):
         block = bytearray(int(word[6:]))
         time.sleep(0.05)

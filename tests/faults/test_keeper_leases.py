@@ -1,0 +1,463 @@
+"""Leases of real keepers: within a run, between runs, and when one of them dies, stops, or writes nonsense."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_vram.keeper import KeeperClient
+from pytest_vram.keeper.messages import Open, Opened
+from pytest_vram.keeper.telling import waiting_lines
+from pytest_vram.leases import FOLDER_VARIABLE, Gate
+from pytest_vram.readings import Reading
+from pytest_vram.spec import Limits
+from tests.faults.keeper_kit import (
+    Run,
+    acquire,
+    closed,
+    controller,
+    gone,
+    kill,
+    of_run,
+    opened,
+    plan,
+    status,
+    until,
+    wait_up,
+)
+
+MB = 10**6
+BUDGET = Limits(text="1GB", each=1000 * MB)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of leases of this test's own."""
+    made = tmp_path / "shared"
+    monkeypatch.setenv(FOLDER_VARIABLE, str(made))
+    return made
+
+
+@pytest.fixture
+def new_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def make(**changes: Any) -> Run:
+        path = tmp_path / str(len(runs))
+        path.mkdir()
+        runs.append(Run(path, **{"budget": BUDGET, **changes}))
+        return runs[-1]
+
+    yield make
+    for run in runs:
+        run.close()
+
+
+class Asking(threading.Thread):
+    """A test that asks in a thread; ``window`` once it was let in."""
+
+    def __init__(self, client: KeeperClient, name: str, **more: Any) -> None:
+        super().__init__(daemon=True)
+        self.client = client
+        self.request = Open(kind="test", name=name, **more)
+        self.reply: Opened | None = None
+        self.start()
+
+    def run(self) -> None:
+        reply = self.client.call(self.request)
+        assert isinstance(reply, Opened)
+        self.reply = reply
+
+    @property
+    def window(self) -> int:
+        self.join(10)
+        assert self.reply is not None, f"{self.request.name} was not let in"
+        return self.reply.window
+
+    def waits(self) -> bool:
+        """Whether it stands among those who wait."""
+        name = self.request.name
+        return until(lambda: any(row["name"] == name for row in waiting(self.client)))
+
+
+def waiting(client: KeeperClient, *, mine: bool = True) -> list[dict[str, Any]]:
+    """Those who wait at the keeper of this client, which may itself be waiting."""
+    viewer = KeeperClient(client._path, role="viewer")
+    rows = [row for row in status(viewer).waiting if row["mine"] or not mine]
+    viewer.close()
+    return rows
+
+
+def host(megabytes: int) -> dict[str, int]:
+    return {"host": megabytes * MB}
+
+
+def test_needs_of_one_run(new_run: Callable[..., Run]) -> None:
+    """A test waits while its need does not fit beside the others', and hears who held it."""
+    run = new_run().start()
+    client, second, third = run.client(), run.client("worker"), run.client("worker")
+    first = opened(client, "first", need=host(600))
+    fits = opened(second, "fits", need=host(400))
+    waits = Asking(third, "waits", need=host(500))
+    assert waits.waits()
+    closed(second, fits)
+    assert waiting(client)
+    closed(client, first)
+    window = waits.window
+    assert waits.reply is not None
+    assert waits.reply.waited > 0
+    assert any(sentence.startswith("first") for sentence in waits.reply.waited_for)
+    assert closed(third, window).waited == pytest.approx(waits.reply.waited, abs=1e-5)
+    events = [(line["event"], line.get("name")) for line in run.journal("lease")]
+    assert events.index(("wait", "waits")) < events.index(("released", "first")) < events.index(("granted", "waits"))
+
+
+def test_a_need_beyond_everything_runs_alone(new_run: Callable[..., Run]) -> None:
+    """A need above the ceiling waits until nothing else is held, and is then let in to be judged."""
+    run = new_run().start()
+    client, second = run.client(), run.client("worker")
+    first = opened(client, "first", need=host(100))
+    large = Asking(second, "large", need=host(5000))
+    assert large.waits()
+    closed(client, first)
+    closed(second, large.window)
+
+
+def test_the_reserve_is_kept_free(new_run: Callable[..., Run]) -> None:
+    """What must stay free of the device is not for tests: the ceiling is the usable capacity without it."""
+    run = new_run(budget=None).start()
+    capacity = run.client().welcome.devices[0].capacity
+    run.clients[0].close()
+    assert until(lambda: not of_run(run.id))
+    assert isinstance(capacity, Reading)
+    second = new_run(budget=None, reserve=capacity.bytes - 1000 * MB).start()
+    client, worker = second.client(), second.client("worker")
+    first = opened(client, "first", need=host(600))
+    waits = Asking(worker, "waits", need=host(500))
+    assert waits.waits()
+    closed(client, first)
+    closed(worker, waits.window)
+
+
+def test_a_budget_for_the_sum(new_run: Callable[..., Run]) -> None:
+    """A budget of the sum over devices holds for what tests may hold together, too."""
+    run = new_run(budget=Limits(text="sum=1GB", total=1000 * MB)).start()
+    client, worker = run.client(), run.client("worker")
+    first = opened(client, "first", need=host(600))
+    waits = Asking(worker, "waits", need=host(500))
+    assert waits.waits()
+    closed(client, first)
+    closed(worker, waits.window)
+
+
+def test_needs_between_runs(new_run: Callable[..., Run]) -> None:
+    """Two runs share what the device has; the one that waits says which run holds it."""
+    one, two = new_run().start(), new_run().start()
+    mine, other = one.client(), two.client()
+    first = opened(mine, "first", need=host(600))
+    waits = Asking(other, "waits", need=host(500))
+    assert until(lambda: any(row["for"] for row in waiting(other)))
+    (row,) = waiting(other)
+    assert f"keeper {mine.welcome.pid}) holds 572.2 MiB of host" in row["for"][0]
+    (line,) = waiting_lines(waiting(other), after=0.0)
+    assert line.startswith("vram: waits waits for 476.8 MiB of host")
+    closed(mine, first)
+    closed(other, waits.window)
+
+
+def test_serial_tests_between_runs(new_run: Callable[..., Run]) -> None:
+    """A serial test waits for the tests of other runs, with and without needs, and holds back those that come later."""
+    one, two = new_run().start(), new_run().start()
+    mine, worker, other = one.client(), one.client("worker"), two.client()
+    plain, needy = opened(mine, "plain"), opened(worker, "needy", need=host(1))
+    alone = Asking(other, "alone", exclusive=True)
+    assert alone.waits()
+    later_client = one.client("worker")
+    later = Asking(later_client, "later")
+    assert later.waits()
+    closed(mine, plain)
+    closed(worker, needy)
+    window = alone.window
+    assert later.reply is None
+    closed(other, window)
+    closed(later_client, later.window)
+
+
+def test_a_process_at_its_gate_keeps_a_serial_test_waiting(new_run: Callable[..., Run], folder: Path) -> None:
+    """Tests that ask nobody are seen by who wants the device alone, and find their gate closed meanwhile."""
+    run = new_run().start()
+    client = run.client()
+    assert client.welcome.lease_folder == str(folder)
+    code = """
+import os, sys
+from pathlib import Path
+from pytest_vram.leases import Gate
+gate = Gate(Path(sys.argv[1]), "other", os.getpid(), sys.argv[2:])
+print(gate.enter(), flush=True)
+for line in sys.stdin:
+    gate.leave()
+    print(gate.enter(), flush=True)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code, str(folder), *client.welcome.lease_devices],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "True\n"
+        alone = Asking(client, "alone", exclusive=True)
+        assert until(lambda: any(f"process {process.pid} runs a test" in row["for"] for row in waiting(client)))
+        process.stdin.write("again\n")
+        assert process.stdout.readline() == "False\n"
+        closed(client, alone.window)
+        process.stdin.close()
+
+
+def test_a_test_inside_its_own_gate_is_let_in(new_run: Callable[..., Run], folder: Path) -> None:
+    """A test that entered its gate and then asks for a window does not wait for the one who waits for its gate."""
+    run = new_run().start()
+    client = run.client()
+    code = """
+import os, sys
+from pathlib import Path
+from pytest_vram.keeper import KeeperClient
+from pytest_vram.keeper.messages import *
+from pytest_vram.leases import Gate
+client = KeeperClient(sys.argv[1], role="worker")
+gate = Gate(Path(client.welcome.lease_folder), "", os.getpid(), client.welcome.lease_devices)
+assert gate.enter()
+print("up", flush=True)
+sys.stdin.readline()
+print(client.call(Open(kind="test", name="inner")).window, flush=True)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code, run.launch.socket],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    ) as process:
+        wait_up(process)
+        alone = Asking(client, "alone", exclusive=True)
+        assert alone.waits()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("\n")
+        assert int(process.stdout.readline()) > 0
+        process.wait(10)
+        closed(client, alone.window)
+
+
+HOLDER = """
+import sys
+from pytest_vram.keeper import KeeperClient
+from pytest_vram.keeper.messages import *
+client = KeeperClient(sys.argv[1], role="worker", name="gw7")
+client.call(Open(kind="test", name="lost", need={"host": 600_000_000}))
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_kill_of_a_worker_frees_its_lease(new_run: Callable[..., Run]) -> None:
+    """A killed worker's lease is free within 0.2 s, and the servers of the run live on."""
+    run = new_run().start()
+    client = run.client()
+    running = acquire(client, plan())
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", HOLDER, run.launch.socket],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as worker:
+        wait_up(worker)
+        waits = Asking(client, "waits", need=host(500))
+        assert waits.waits()
+        before = time.monotonic_ns()
+        worker.send_signal(signal.SIGKILL)
+        window = waits.window
+    grant = next(line for line in run.journal("lease") if (line["event"], line["name"]) == ("granted", "waits"))
+    assert (grant["t"] - before) / 1e9 < 0.2
+    closed(client, window)
+    assert acquire(client, plan()).pid == running.pid
+
+
+def test_kill_of_another_run_frees_its_leases(new_run: Callable[..., Run]) -> None:
+    """When another run is killed, all that it held is free within 3 s."""
+    one, two = new_run(), new_run().start()
+    client = two.client()
+    process = controller(
+        one, "run = Run(run.folder, run=run.id, budget=None)\nopened(client, 'lost', need={'host': 10**12})"
+    )
+    wait_up(process)
+    waits = Asking(client, "waits", need=host(500))
+    assert waits.waits()
+    before = time.monotonic()
+    kill(process)
+    window = waits.window
+    assert time.monotonic() - before < 3.0
+    closed(client, window)
+
+
+def test_a_holder_that_is_stopped_is_named(new_run: Callable[..., Run]) -> None:
+    """Whoever waits for a run whose keeper is stopped is told so, and goes on when it goes on."""
+    one, two = new_run().start(), new_run().start()
+    mine, other = one.client(), two.client()
+    first = opened(mine, "first", need=host(600))
+    waits = Asking(other, "waits", need=host(500))
+    assert waits.waits()
+    guard = next(pid for pid in of_run(one.id) if pid != mine.welcome.pid)
+    os.kill(guard, signal.SIGSTOP)
+    os.kill(mine.welcome.pid, signal.SIGSTOP)
+    try:
+        assert until(lambda: any("which is stopped, holds" in text for row in waiting(other) for text in row["for"]))
+    finally:
+        os.kill(mine.welcome.pid, signal.SIGCONT)
+        os.kill(guard, signal.SIGCONT)
+    closed(mine, first)
+    closed(other, waits.window)
+
+
+SMALL = Limits(text="100MB", each=100 * MB)
+
+
+def test_idle_backends_make_room(new_run: Callable[..., Run]) -> None:
+    """A backend that nobody uses is ended for a test that needs its room; one in use is not."""
+    run = new_run(budget=SMALL).start()
+    client, worker = run.client(), run.client("worker")
+    used, idle = (plan(f"fill={25 * MB}", name=name) for name in ("used", "idle"))
+    window = opened(client, "uses", uses=[used.key])
+    kept, ended = acquire(client, used, window), acquire(client, idle)
+    needy = Asking(worker, "needy", need=host(50))
+    closed(worker, needy.window)
+    assert gone(ended.pid)
+    assert not gone(kept.pid)
+    (line,) = [line for line in run.journal("backend") if line["state"] == "stopping"]
+    assert line["reason"] == "needy needs its room, and nobody uses it"
+    closed(client, window)
+
+
+def test_idle_backends_make_room_for_other_runs(new_run: Callable[..., Run]) -> None:
+    """A backend that nobody uses is ended for a test of another run as well."""
+    one, two = new_run(budget=SMALL).start(), new_run(budget=SMALL).start()
+    mine, other = one.client(), two.client()
+    ended = acquire(mine, plan(f"fill={50 * MB}"))
+    closed(other, opened(other, "fits", need=host(20)))
+    assert not gone(ended.pid)
+    window = opened(other, "needy", need=host(70))
+    assert gone(ended.pid)
+    closed(other, window)
+
+
+def test_a_need_covers_its_backend(new_run: Callable[..., Run]) -> None:
+    """What the backend of a test holds is within its need; tests that share it need little more each."""
+    run = new_run(budget=SMALL).start()
+    client, worker = run.client(), run.client("worker")
+    made = plan(f"fill={50 * MB}")
+    first = opened(client, "first", need=host(75), uses=[made.key])
+    second = Asking(worker, "second", need=host(75), uses=[made.key])
+    assert second.waits()
+    running = acquire(client, made, first)
+    window = second.window
+    assert acquire(worker, made, window).pid == running.pid
+    closed(client, first)
+    closed(worker, window)
+
+
+def test_a_backend_alone(new_run: Callable[..., Run]) -> None:
+    """A test that needs its backend alone shares the device but not the backend."""
+    run = new_run().start()
+    client, worker, third = run.client(), run.client("worker"), run.client("worker")
+    made = plan()
+    first = opened(client, "first", uses=[made.key], alone=[made.key])
+    closed(third, opened(third, "elsewhere", need=host(1)))
+    second = Asking(worker, "second", uses=[made.key])
+    assert second.waits()
+    closed(client, first)
+    closed(worker, second.window)
+
+
+def test_without_leases(new_run: Callable[..., Run], folder: Path) -> None:
+    """Without leases nobody waits for room or for other runs; serial tests of a run still do not overlap its others."""
+    one, two = new_run(leases=False).start(), new_run(leases=False).start()
+    mine, worker, other = one.client(), one.client("worker"), two.client()
+    first, second = opened(mine, "first", need=host(900)), opened(worker, "second", need=host(900))
+    closed(other, opened(other, "alone", exclusive=True))
+    alone = Asking(one.client("worker"), "alone", exclusive=True)
+    assert alone.waits()
+    closed(mine, first)
+    closed(worker, second)
+    closed(alone.client, alone.window)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("trouble", ["a file", "damaged", "other version"])
+def test_what_is_wrong_with_the_folder_is_told(new_run: Callable[..., Run], folder: Path, trouble: str) -> None:
+    """A folder that cannot be used, a damaged lease and one of another version: the run goes on, and one line says it."""
+    held = None
+    if trouble == "a file":
+        folder.write_text("")
+    else:
+        folder.mkdir()
+        import fcntl
+        import zlib
+
+        body = b'{"version":77}'
+        held = open(folder / "strange.lease", "wb+", buffering=0)  # noqa: SIM115 - held over the run
+        held.write(b"junk" if trouble == "damaged" else b"%08x " % zlib.crc32(body) + body)
+        fcntl.lockf(held, fcntl.LOCK_EX, 1, 0)
+    run = new_run().start()
+    client, worker = run.client(), run.client("worker")
+    for _ in range(3):
+        closed(client, opened(client, "first", need=host(500)))
+    first = opened(client, "first", need=host(900))
+    waits = Asking(worker, "waits", need=host(500))
+    assert waits.waits()
+    expected = {"a file": "within this run only", "damaged": "is damaged", "other version": "of format 77"}[trouble]
+    (note,) = [line for line in run.journal("note") if line.get("warning")]
+    assert expected in note["text"]
+    if trouble != "a file":
+        reason = f"process {os.getpid()} holds leases that this version of pytest-vram cannot read"
+        assert until(lambda: any(reason in row["for"] for row in waiting(worker)))
+    closed(client, first)
+    closed(worker, waits.window)
+    if held is not None:
+        held.close()
+
+
+def test_a_run_within_a_test_does_not_wait_for_it(new_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that a test of another run started neither waits for that run nor counts what it holds."""
+    outer = new_run().start()
+    client = outer.client()
+    window = opened(client, "outer", need=host(900), exclusive=True)
+    monkeypatch.setenv("PYTEST_VRAM_MEMBER", outer.id)
+    inner = new_run().start()
+    monkeypatch.delenv("PYTEST_VRAM_MEMBER")
+    within = inner.client()
+    closed(within, opened(within, "inner", need=host(900), exclusive=True))
+    closed(client, window)
+
+
+def test_the_end_of_a_run_leaves_nothing(new_run: Callable[..., Run], folder: Path) -> None:
+    """A run that ended in order has removed its file; gates and mutex stay for others."""
+    run = new_run().start()
+    client = run.client()
+    closed(client, opened(client, "first", need=host(1)))
+    assert len(list(folder.glob("*.lease"))) == 1
+    run.close()
+    assert list(folder.glob("*.lease")) == []
+    gate = Gate(folder, "next", os.getpid())
+    assert gate.enter()
+    gate.close()
