@@ -140,7 +140,7 @@ def family(pid: int, ours: Collection[int], proc: str = "/proc") -> set[int]:
     found = {pid}
     for parent in above(pid):
         # The user's service manager is everybody's ancestor.
-        if parent in own or stats[parent].name in ("systemd", "init"):
+        if stats[parent].name in ("systemd", "init"):
             break
         found.add(parent)
     me = stats.get(pid)

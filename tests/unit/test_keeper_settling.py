@@ -143,6 +143,14 @@ def test_after_a_stop_the_card_falls() -> None:
     assert core.lines == []
 
 
+def test_what_still_falls_is_waited_for() -> None:
+    """Memory that the driver gives back late, listed under nobody any more, is waited for as well."""
+    card = Card(900, 700, 500, 300, 300)
+    core = PaperCore(card)
+    asyncio.run(settling(core).after_stop("backend a#1", {7}))
+    assert card.reads == 5
+
+
 def test_who_rises_is_not_waited_for() -> None:
     """Somebody else who takes memory after a stop does not hold up the next boot."""
     card = Card(*range(100, 900, 50))

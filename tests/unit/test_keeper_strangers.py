@@ -75,14 +75,15 @@ def test_one_that_nobody_talks_to(scene: Scene) -> None:
     assert scene.asked == [([1], 500)]
 
 
-def test_one_within_a_figure_of_the_whole_device(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("grew", "decisive"), [(DECISIVE, False), (DECISIVE + 1, True)])
+def test_one_within_a_figure_of_the_whole_device(tmp_path: Path, grew: int, decisive: bool) -> None:
     """Where the device does not say who holds its memory, a stranger's growth is in the figures: no verdict."""
     scene = Scene(tmp_path, per_process=False)
-    scene.grow(100 * MIB)
+    scene.grow(grew)
     (found,) = scene.of()
-    assert found.decisive
+    assert found.decisive == decisive
     assert not found.talked_to
-    assert "does not say who holds its memory" in found.why
+    assert ("does not say who holds its memory" in found.why) == decisive
 
 
 def test_who_is_no_stranger(scene: Scene) -> None:

@@ -24,10 +24,12 @@ listening = socket.create_server(("127.0.0.1", 0))
 unix = socket.socket(socket.AF_UNIX)
 unix.bind(sys.argv[1])
 unix.listen()
+until, alive = os.pipe()
 child = os.fork()
 if child == 0:
     listening.close(); unix.close()
-    sys.stdin.read()
+    os.close(alive)
+    os.read(until, 1)
     os._exit(0)
 print(listening.getsockname()[1], child, flush=True)
 kept = []
@@ -98,9 +100,21 @@ def test_a_family_does_not_reach_pytest(daemon: Daemon) -> None:
     """Parent, child and session are one family; pytest, its parents and what they started are not."""
     me = os.getpid()
     assert family(daemon.child, [me]) == family(daemon.process.pid, [me]) == {daemon.process.pid, daemon.child}
-    with subprocess.Popen(["sleep", "60"]) as sleeper:
-        assert family(sleeper.pid, [me]) == {sleeper.pid}
-        sleeper.kill()
+    # Two that share pytest's session are strangers to each other.
+    with subprocess.Popen(["sleep", "60"]) as one, subprocess.Popen(["sleep", "60"]) as two:
+        found = family(one.pid, [me])
+        one.kill()
+        two.kill()
+    assert found == {one.pid}
+
+
+def test_a_family_ends_at_the_service_manager(tmp_path: Path) -> None:
+    """Services of one user are not of one family, though one process has started them all."""
+    process(tmp_path, 50, name="systemd")
+    process(tmp_path, 60, parent=50, name="serve")
+    process(tmp_path, 61, parent=60)
+    process(tmp_path, 70, parent=50)
+    assert family(61, [1], str(tmp_path)) == {60, 61}
 
 
 def test_the_kernel_names_peers() -> None:
@@ -127,9 +141,9 @@ def laid_out(root: Path, *lines: tuple[str, str, str, int, int], name: str = "tc
     (root / "net" / name).write_text(HEAD + text)
 
 
-def process(root: Path, pid: int, *found: int, parent: int = 1) -> None:
+def process(root: Path, pid: int, *found: int, parent: int = 1, name: str = "p") -> None:
     (root / str(pid) / "fd").mkdir(parents=True)
-    fields = f"{pid} (p) S {parent} {pid} {pid} 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {pid} 0 0"
+    fields = f"{pid} ({name}) S {parent} {pid} {pid} 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {pid} 0 0"
     (root / str(pid) / "stat").write_text(fields)
     for number, inode in enumerate(found):
         (root / str(pid) / "fd" / str(number)).symlink_to(f"socket:[{inode}]")
