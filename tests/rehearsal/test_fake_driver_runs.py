@@ -31,13 +31,13 @@ from tests.conftest import Inner, plain
 
 pytestmark = pytest.mark.engine
 
-CONTEXT = 512
+CONTEXT = 256
 #: What is in use before the run, by nobody who is listed.
 BEFORE = 300 * MIB
 NEAR_FULL = """
 def test_near_full(vram_backend, vram_client):
-    prompt = "a " * (vram_backend.asked["context"] // 2 - 40)
-    assert vram_client.complete(prompt, max_tokens=16).tokens_in > 350
+    prompt = "a " * (vram_backend.asked["context"] // 2 - 20)
+    assert vram_client.complete(prompt, max_tokens=4).tokens_in > 150
 """
 #: Changes what the fake driver shows, from within a test.
 CHANGE = """
@@ -79,6 +79,7 @@ def write_spec(folder: Path, gpu: SoftwareGpu, **options: object) -> None:
     table: dict[str, object] = {
         "rpc": gpu.endpoint,
         "ctx-size": CONTEXT,
+        "ubatch-size": 64,
         "parallel": 1,
         "cache-ram": 0,
         "ctx-checkpoints": 0,
