@@ -421,7 +421,7 @@ static int accounted(Asked *asked, unsigned pid, StatsV2 *stats) {
     for (int i = 0; i < S.process_count; i++) {
         Process *p = &S.processes[i];
         if (p->card != asked->card) continue;
-        int running = holder(p, asked->now), its = running ? running : p->pid;
+        int running = holder(p, asked->now), its = running ? running : p->pid ? p->pid : p->last;
         if (!its || (unsigned)its + asked->c->pid_offset != pid) continue;
         known = 1;
         stats->running |= running != 0;
@@ -441,7 +441,7 @@ API nvmlDeviceGetAccountingPids(void *device, unsigned *room, unsigned *to) {
     for (int i = 0; i < S.process_count; i++) {
         Process *p = &S.processes[i];
         int pid = p->card == asked.card ? holder(p, asked.now) : 0;
-        if (p->card == asked.card && !pid) pid = p->pid;
+        if (p->card == asked.card && !pid) pid = p->pid ? p->pid : p->last;
         unsigned shown = (unsigned)pid + asked.c->pid_offset, known = 0;
         for (unsigned k = 0; k < count; k++) known |= found[k] == shown;
         if (pid && !known) found[count++] = shown;

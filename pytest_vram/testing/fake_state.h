@@ -72,8 +72,8 @@ typedef struct {
     int memory_of;            /* MEMORY */
     u64 base;
     /* what this process has learnt */
-    int life, life_is_pidfd, status_fd, found;
-    u64 looked, frozen;
+    int life, life_is_pidfd, status_fd, found, last;
+    u64 looked, frozen, kept;
     int is_frozen;
 } Process;
 
@@ -359,6 +359,10 @@ static int holder(Process *p, u64 now) {
         p->found = find_process(p->command);
         p->born = p->found ? born_of(p->found) : 0;
         if (!p->born || !watch(p, p->found, p->born)) p->found = 0;
+        if (p->found && p->found != p->last) {
+            p->last = p->found;
+            p->kept = 0;
+        }
     }
     return p->found;
 }
@@ -392,7 +396,9 @@ static u64 held(Process *p, u64 now) {
     if (p->source == CONSTANT) return p->bytes;
     if (p->source == MEMORY) {
         u64 value = status_of(p, anonymous);
-        return value > p->base ? value - p->base : 0;
+        value = value > p->base ? value - p->base : 0;
+        if (value > p->kept) p->kept = value;
+        return value;
     }
     if (!p->steps || (long long)(now - p->start) < 0) return 0;
     u64 since = now - p->start;
@@ -421,7 +427,8 @@ __attribute__((unused)) static u64 most(Process *p, u64 now) {
     if (p->source == CONSTANT) return p->bytes;
     if (p->source == MEMORY) {
         u64 value = status_of(p, peak), less = status_of(p, files) + p->base;
-        return value > less ? value - less : 0;
+        if (value > less && value - less > p->kept) p->kept = value - less;
+        return p->kept; /* of one that has ended: as far as it was seen */
     }
     if (!p->steps || (long long)(now - p->start) < 0) return 0;
     u64 since = now - p->start;

@@ -178,6 +178,7 @@ def test_the_memory_of_a_real_process(driver: FakeDriver) -> None:
 def test_memory_of_one_process_under_another_found_by_its_command(driver: FakeDriver) -> None:
     """Memory is attributed to whichever process has given words in its command line, and to its successor later."""
     words = f"--rpc 127.0.0.1:{os.getpid()}"
+    driver.update(accounting=True)
     driver.process(command=words, held=Memory(os.getpid()))
     assert listed(card()) == {}
     for _ in range(2):
@@ -196,6 +197,8 @@ def test_memory_of_one_process_under_another_found_by_its_command(driver: FakeDr
             assert (found[child.pid] or 0) > 4 * MIB
             child.stdin.close()
         assert listed(card()) == {}
+        # Accounting remembers it.
+        assert nvml.nvmlDeviceGetAccountingStats(card(), child.pid).maxMemoryUsage >= (found[child.pid] or 0)
 
 
 def test_a_script_of_memory_over_time(driver: FakeDriver) -> None:
