@@ -115,8 +115,9 @@ class Judge:
         if device is None or not snapshot.processes or not listed:
             self._rest(snapshot, device)
             return Checked(snapshot)
-        listed += sum(snapshot.others.values())
-        reason = self._too_much(listed, device.held) or self._stopped(snapshot, device.held - listed)
+        # Of strangers only their movement counts: desktops share buffers, which are listed for each of them.
+        reason = self._too_much(listed, device.held)
+        reason = reason or self._stopped(snapshot, device.held - listed - sum(snapshot.others.values()))
         if reason is None:
             return Checked(snapshot)
         if self._hidden() and self._above < READS:
@@ -159,8 +160,8 @@ class Judge:
         if self._above < READS:
             return None
         return (
-            f"the figures by process add up to {listed:,} bytes, and only {used:,} are in use on {self._info.label}:"
-            " refused"
+            f"the figures of this run's processes add up to {listed:,} bytes, and only {used:,} are in use on"
+            f" {self._info.label}: refused"
         )
 
     def _stopped(self, snapshot: Snapshot, unlisted: int) -> str | None:
