@@ -106,7 +106,7 @@ def reap(*, grace: float = GRACE) -> tuple[list[Left], list[Left]]:
 
 def clean(runs: Iterable[str] = ()) -> list[str]:
     """Remove sockets, limits and lease files of runs that are over; one sentence for each that there was."""
-    from pytest_vram.keeper.service import remove_stale
+    from pytest_vram.keeper.listening import remove_stale
 
     done: list[str] = []
     try:

@@ -21,6 +21,7 @@ from pytest_vram.journal import KINDS
 from pytest_vram.keeper import limits, parents, wire
 from pytest_vram.keeper.admission import Ask
 from pytest_vram.keeper.core import Core, sampling
+from pytest_vram.keeper.listening import listen, remove_stale
 from pytest_vram.keeper.messages import (
     PROTOCOL,
     Acquire,
@@ -58,7 +59,6 @@ _ROLES = ("controller", "worker", "turn", "viewer")
 _GREETING_SECONDS = 30.0
 #: Seconds that servers and workers get after SIGTERM when the run is over; all must be gone within 3 s.
 _END_GRACE = 1.0
-_STALE_SECONDS = 60.0
 #: Seconds of processor time that one step may take: a regular expression can take for ever.
 _MOST_COMPUTING = 5.0
 #: Nanoseconds between two samples while no window is open and nothing boots.
@@ -186,6 +186,7 @@ class Service:
             for connection in self._connections.values():
                 for window in self.windows.of(connection.number):
                     self._abandon(window)
+            self.windows.look_back()
             core.ballast.end()
             core.flush()
             core.log(
@@ -535,7 +536,7 @@ def run(text: bytes, guard: int) -> None:
     try:
         launch = msgspec.json.decode(text, type=Launch)
         parents.adopt_orphans()
-        listening = _listen(launch.socket)
+        listening = listen(launch.socket)
         remove_stale(Path(launch.socket).parent)
         for path in limits.stale(Path(launch.socket).parent):
             limits.lift(path)
@@ -556,43 +557,6 @@ def run(text: bytes, guard: int) -> None:
 async def _main(launch: Launch, guard: int, listening: socket.socket) -> None:
     service = Service(launch, guard)
     await service.run(listening, lambda: _say(b"ready"))
-
-
-def _listen(path: str) -> socket.socket:
-    Path(path).unlink(missing_ok=True)
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    mask = os.umask(0o077)
-    try:
-        listening.bind(path)
-    finally:
-        os.umask(mask)
-    listening.listen(128)
-    return listening
-
-
-def remove_stale(folder: Path, *, older: float = _STALE_SECONDS) -> int:
-    """Remove sockets of keepers that are gone from their folder; how many.
-
-    :param older: seconds since a socket was made before it is tried; a keeper that is just starting does not answer.
-    """
-    removed = 0
-    try:
-        paths = list(folder.glob("*.sock"))
-    except OSError:
-        return 0
-    for path in paths:
-        try:
-            if time.time() - path.lstat().st_mtime < older:
-                continue
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-                client.setblocking(False)
-                client.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            removed += 1
-        except OSError:
-            continue  # it is busy, not ours, or removed by another
-    return removed
 
 
 def _say(words: bytes) -> None:

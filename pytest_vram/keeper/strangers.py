@@ -102,18 +102,23 @@ class Strangers:
         stat = procfs.read_stat(pid, self._proc)
         return stat.name if stat is not None else "a process that cannot be seen"
 
-    def of(self, span: Span, probes: list[Probe], now: int) -> list[Stranger]:
-        """Strangers of a span, those that grew most first."""
+    def of(self, span: Span, probes: list[Probe], now: int, *, look: bool = True) -> list[Stranger]:
+        """Strangers of a span, those that grew most first.
+
+        :param look: whether to look for connections of those of whom none is known; one look takes 10 to 20 ms.
+        """
         if not span.strangers and not span.unlisted:
             return []
         found: list[Stranger] = []
         by_process = {probe.info.label: probe.per_process for probe in probes}
         ignored = self._ignored()
         for (label, pid), seen in span.strangers.items():
-            if pid in ignored or self._members.get(pid) is not None or seen.grew < _WORTH_A_LINE:
+            # The driver may list a process of the run for a moment after it has ended.
+            ours = self._members.get(pid) is not None or (label, pid) in span.shares
+            if pid in ignored or ours or seen.grew < _WORTH_A_LINE:
                 continue
             watched = self._watched.get(pid)
-            words = self._words(span, pid, now) if seen.grew > DECISIVE else None
+            words = self._words(span, pid, now, look) if seen.grew > DECISIVE else None
             why = _why(seen.grew, by_process.get(label, True), words)
             found.append(
                 Stranger(
@@ -134,9 +139,9 @@ class Strangers:
                 found.append(Stranger(pid=0, name=name, device=label, held=seen.held, grew=seen.grew))
         return sorted(found, key=lambda stranger: -stranger.grew)[:_MOST]
 
-    def _words(self, span: Span, pid: int, now: int) -> str | None:
+    def _words(self, span: Span, pid: int, now: int, look: bool) -> str | None:
         contact = self._contacts.get(pid)
-        if (contact is None or contact.at < span.t) and self._look(pid, now):
+        if look and (contact is None or contact.at < span.t) and self._look(pid, now):
             contact = self._contacts[pid]
         return contact.words if contact is not None and contact.at >= span.t else None
 

@@ -22,6 +22,7 @@ from pytest_vram.keeper.settling import TOLERANCE, Settling
 from pytest_vram.keeper.strangers import Strangers
 from pytest_vram.measure import PYTEST, TEST, Span
 from pytest_vram.readings import Measured, Reading
+from pytest_vram.units import mib
 
 _KINDS = ("test", "phase", "request")
 _MOST_OVERLAPPED = 200
@@ -141,6 +142,15 @@ class Windows:
             Look(probe.info, snapshot, probe.counts_pytest, probe.per_process, backends)
             for probe, snapshot in core.timeline.snapshots()
         )
+
+    def look_back(self) -> None:
+        """The run ends: write down what tests have left behind until now."""
+        self._core.boundary()
+        self._look_for_residues()
+        for left in self.residues.held():
+            who = ", ".join(f"process {pid} ({name})" for pid, name in left.pids[:8])
+            text = f"{left.test} left {mib(left.bytes)} on {left.device} behind until the end{who and ': '}{who}"
+            self._core.log("note", text=text, device=left.device, residue=left)
 
     async def open(
         self,
@@ -374,7 +384,7 @@ class Windows:
             trouble=trouble,
             sampling=sampling(timeline.rate(span)),
             peak_at=peak_at,
-            strangers=self.strangers.of(span, timeline.probes, t),
+            strangers=self.strangers.of(span, timeline.probes, t, look=window.kind == "test"),
             residues=window.residues,
             spill=spilled(span, timeline.probes),
             host_use=self.host_uses.of(window.counted),

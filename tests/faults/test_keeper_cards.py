@@ -16,7 +16,7 @@ import pytest
 
 from pytest_vram.errors import BootFailed
 from pytest_vram.keeper import KeeperClient
-from pytest_vram.keeper.messages import Closed, Stop
+from pytest_vram.keeper.messages import Closed, Finish, Stop
 from pytest_vram.readings import Reading, Unmeasurable
 from pytest_vram.spec import DeviceSpec
 from pytest_vram.testing.fake_nvml import Card, FakeDriver, FakeDriverUnavailable, Process, fake_nvml
@@ -215,6 +215,18 @@ def test_the_test_that_left_memory_behind_is_named(client: KeeperClient, driver:
         sleeper.kill()
     driver.process(me, 400 * MIB)
     assert closed(client, opened(client, "test_last")).residues == []
+
+
+def test_what_is_left_at_the_end(run: Run, client: KeeperClient, driver: FakeDriver) -> None:
+    """What the last test left behind has no later test to tell of it: the journal's last lines do."""
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        window = opened(client, "test_last")
+        driver.process(sleeper.pid, 2 * GIB)
+        closed(client, window)
+        client.call(Finish())
+        sleeper.kill()
+    (text,) = [text for text in notes(run) if "behind" in text]
+    assert text == f"test_last left 2,048 MiB on gpu0 behind until the end: process {sleeper.pid} (sleep)"
 
 
 def test_a_boot_without_room_says_who_has_it(run: Run, client: KeeperClient, driver: FakeDriver) -> None:

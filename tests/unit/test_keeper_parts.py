@@ -19,10 +19,10 @@ from pytest_vram.keeper import health, wire
 from pytest_vram.keeper.admission import Admission
 from pytest_vram.keeper.booting import _program_names
 from pytest_vram.keeper.core import file_name
+from pytest_vram.keeper.listening import remove_stale
 from pytest_vram.keeper.logs import CappedLog, LogReader
 from pytest_vram.keeper.messages import LARGEST, Acquire, Done, Failed, Hello, Note, Status
 from pytest_vram.keeper.processes import Watch, cause, disk_full, exit_words, tail
-from pytest_vram.keeper.service import remove_stale
 from pytest_vram.keeper.turns import Turns
 from pytest_vram.measure import procfs
 from pytest_vram.spec import LaunchPlan

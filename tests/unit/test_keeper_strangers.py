@@ -10,6 +10,7 @@ from pytest_vram.keeper.messages import Stranger
 from pytest_vram.keeper.strangers import DECISIVE, Strangers
 from pytest_vram.measure import PYTEST, Seen, Span
 from pytest_vram.measure.probes import Probe
+from pytest_vram.measure.spans import Held
 from tests.unit.measure_kit import PaperMembers, PaperProbe
 
 MIB = 1 << 20
@@ -73,6 +74,8 @@ def test_one_that_nobody_talks_to(scene: Scene) -> None:
     (found,) = scene.of()
     assert (found.decisive, found.talked_to, found.why) == (False, False, "")
     assert scene.asked == [([1], 500)]
+    scene.strangers.of(scene.span, scene.probes, SECOND, look=False)
+    assert len(scene.asked) == 1
 
 
 @pytest.mark.parametrize(("grew", "decisive"), [(DECISIVE, False), (DECISIVE + 1, True)])
@@ -94,6 +97,8 @@ def test_who_is_no_stranger(scene: Scene) -> None:
     scene.grow(1 << 30, pid=501)
     scene.grow(MIB - 1, pid=502)
     scene.grow(0, opening=1 << 30, pid=503)
+    scene.grow(1 << 30, pid=504)  # it has ended, and the driver lists it still
+    scene.span.shares[("gpu0", 504)] = Held(504, "p", "agent#1", "gpu0", 1 << 30)
     assert scene.of() == []
 
 
