@@ -71,6 +71,9 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
         closed, ledger = predicting.window(run, attempt, closed)
     if closed is not None:
         closed = _with_torch(run, attempt, closed)
+        # What this test left behind itself, in an attempt before or before its window, excuses nothing.
+        others = [residue for residue in closed.residues if residue.test != attempt.key]
+        closed = msgspec.structs.replace(closed, residues=others)
         if backends and not run.predicted:
             ledger = combined(backend.boot.ledger() for backend in backends).against(_totals(closed))
         findings.extend(

@@ -227,10 +227,10 @@ class Shared:
             return
         self._before, self._window = window, _Window(self._clock(), ahead)
 
-    def close(self, present: Quick | None = None) -> Judgement | None:
+    def close(self, present: Quick | None = None, *, name: str = "") -> Judgement | None:
         """Close the window and judge it: every test of it but ``present`` is dealt with.
 
-        :param present: the test whose report is being made.
+        :param present: the test whose report is being made. :param name: what the window is about, where that is known.
         :returns: the judgement on ``present``; ``None`` where it is not among the tests of the window.
         """
         window = self._window
@@ -240,12 +240,12 @@ class Shared:
         self._window = None
         window.allocators = self.run.torch.end(self.run.measurable)
         try:
-            (window.closing,) = self.run.ahead(self._closing(window))
+            (window.closing,) = self.run.ahead(self._closing(window, name))
         except KeeperError as error:
             return self._judge(window, None, str(error), present)
         return self._finish(window, present, [])
 
-    def _closing(self, window: _Window) -> Close:
+    def _closing(self, window: _Window, name: str = "") -> Close:
         """What closes a window, which is called after the test that lasted, else after all of them.
 
         :raises KeeperError: it was never opened.
@@ -254,8 +254,8 @@ class Shared:
         assert isinstance(opened, Opened)
         tests = window.tests
         named = [test for test in tests if len(tests) == 1 or self.lasted(test)]
-        name = named[-1].attempt.key if named else ""
-        if tests and not named:
+        name = name or (named[-1].attempt.key if named else "")
+        if tests and not name:
             name = f"one of {len(tests)} short tests from {tests[0].attempt.key} to {tests[-1].attempt.key}"
         return Close(
             window=opened.window,
