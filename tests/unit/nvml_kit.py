@@ -6,9 +6,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-import pynvml  # noqa: F401  (the fake driver takes the place of the library in bindings that are imported already)
 import pytest
 
 from pytest_vram.measure import DeviceInfo
@@ -17,6 +16,10 @@ from pytest_vram.measure.probes.nvml import NvmlProbe
 from pytest_vram.measure.survey import open_probes
 from pytest_vram.readings import Unmeasurable
 from pytest_vram.settings import parse_device
+
+# The fake driver takes the place of the library in bindings that are imported already, and gives it back.
+with suppress(ImportError):
+    import pynvml  # noqa: F401
 
 needs_fake = pytest.mark.skipif(
     not sys.platform.startswith("linux") or not any(map(shutil.which, ("cc", "gcc", "clang"))),

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_vram.measure import DeviceInfo, survey
@@ -185,6 +185,32 @@ def test_a_client_counts_once(amd: Machine) -> None:
     assert (snapshot.faults, snapshot.fault, snapshot.spill, snapshot.gone) == ({}, None, {}, ())
     assert probe.sources.sampled == "drm-fdinfo"
     probe.close()
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    opened=st.lists(st.lists(st.tuples(st.integers(1, 4), st.sampled_from([CARD, OTHER])), max_size=4), max_size=4),
+    asked=st.integers(0, 4),
+)
+def test_drawn_clients(
+    tmp_path_factory: pytest.TempPathFactory, opened: list[list[tuple[int, str]]], asked: int
+) -> None:
+    """Whoever has which client open how often, each counts once for its card, and nothing is left over."""
+    machine = Machine(tmp_path_factory.mktemp("drawn"))
+    total = sum({number for client in opened for number, card in client if card == CARD})
+    machine.card(1, CARD, mem_info_vram_total=8 * GIB, mem_info_vram_used=total * MIB)
+    for pid, clients in enumerate(opened, 100):
+        machine.process(pid, *[client(number, number, device=card) for number, card in clients])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTEST_VRAM_NVML", str(machine.proc / "none.so"))
+        probe = machine.probe()
+    pids = list(range(100, 100 + len(opened)))[:asked]
+    snapshot = probe.read(pids)
+    probe.close()
+    assert snapshot.processes.keys() == set(pids)
+    held = sum(figure.held for figure in snapshot.processes.values())
+    assert held + sum(snapshot.others.values()) == total * MIB
+    assert snapshot.unlisted == 0
 
 
 def test_spill_is_what_was_evicted(amd: Machine) -> None:

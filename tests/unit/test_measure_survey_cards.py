@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import pynvml
 import pytest
 
 from pytest_vram.measure import DeviceInfo, survey
@@ -22,6 +21,7 @@ from pytest_vram.testing import Card, FakeDriver, Fault, Slice, fake_nvml
 from pytest_vram.units import GIB, MIB
 from tests.unit.nvml_kit import info, needs_fake, probing, sleepers
 
+pynvml = pytest.importorskip("pynvml")
 SLICE = "MIG-11111111-2222-4333-8444-555555555555"
 DENIED = Fault(on="memory", error="NO_PERMISSION")
 
@@ -179,6 +179,17 @@ def test_managed_memory_outgrows_the_card(monkeypatch: pytest.MonkeyPatch) -> No
         assert not info(found("cuda:0")[0]).oversubscribes
         monkeypatch.setenv("GGML_CUDA_ENABLE_UNIFIED_MEMORY", "1")
         assert info(found("cuda:0")[0]).oversubscribes
+
+
+@pytest.mark.parametrize(("release", "spills"), [("6.6.87.2-microsoft-standard-WSL2", True), ("6.12.0-amd64", False)])
+def test_windows_subsystem_for_linux(release: str, spills: bool, tmp_path: Path) -> None:
+    """Under WSL allocations beyond the card succeed in host memory: that is known, and said."""
+    (tmp_path / "sys/kernel").mkdir(parents=True)
+    (tmp_path / "sys/kernel/osrelease").write_text(f"{release}\n")
+    with fake_nvml():
+        (one,) = survey(parse_device("cuda:0"), proc=str(tmp_path), sysfs="/nowhere")
+        assert info(one).oversubscribes is spills
+        assert any("under WSL" in note for note in info(one).notes) is spills
 
 
 # ------------------------------------------------------------------ Vulkan

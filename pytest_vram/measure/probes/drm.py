@@ -8,8 +8,9 @@ is host memory; ordinary staging buffers lie there too, so that only what the dr
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import NamedTuple
 
 from pytest_vram.measure import procfs
@@ -41,102 +42,121 @@ class Client(NamedTuple):
     evicted: int | None
 
 
+#: The lines that count: which card and client, memory by region, and what AMD's driver says of spill.
+_LINE = re.compile(
+    rb"^(?:drm-(pdev|client-id|driver)|drm-(memory|total|resident)-((?:vram|local|gtt|system|stolen)\w*)"
+    rb"|amd-(evicted|requested)-vram):[ \t]*(\S+)(?: (\S+))?[ \t]*$",
+    re.MULTILINE,
+)
+
+
 def parse(text: bytes) -> Client | None:
-    """Read the statistics of one descriptor; ``None`` when it is of no DRM client with memory."""
-    device = identity = driver = None
-    regions: dict[str, dict[str, int]] = {}
-    amd: dict[str, int] = {}
-    for line in text.splitlines():
-        key, _, value = line.partition(b":")
-        if key == b"drm-pdev":
-            device = value.strip().decode("ascii", "replace").lower()
-        elif key == b"drm-client-id":
-            identity = value.strip().decode("ascii", "replace")
-        elif key == b"drm-driver":
-            driver = value.strip()
-        elif key.startswith((b"drm-memory-", b"drm-total-", b"drm-resident-")):
-            _, kind, region = key.decode("ascii", "replace").split("-", 2)
-            size = _size(value)
-            if size is not None and not region.startswith("cycles"):
-                regions.setdefault(region, {})[kind] = size
-        elif key in (b"amd-evicted-vram", b"amd-requested-vram"):
-            size = _size(value)
-            if size is not None:
-                amd[key.decode().split("-")[1]] = size
+    """Read the statistics of one descriptor; ``None`` when it is of no DRM client."""
+    names: dict[bytes, bytes] = {}
+    regions: dict[bytes, dict[bytes, int]] = {}
+    amd: dict[bytes, int] = {}
+    for name, kind, region, spill, value, unit in _LINE.findall(text):
+        if name:
+            names[name] = value
+            continue
+        factor = _UNITS.get(unit)
+        if factor is None or not value.isdigit():
+            continue
+        if spill:
+            amd[spill] = int(value) * factor
+        else:
+            regions.setdefault(region, {})[kind] = int(value) * factor
+    device, identity = names.get(b"pdev"), names.get(b"client-id")
     if device is None or identity is None:
         return None
     local = host = total = 0
     for region, sizes in regions.items():
-        size = sizes.get("resident", sizes.get("memory", sizes.get("total", 0)))
-        if region.startswith(("vram", "local")):
+        size = sizes.get(b"resident", sizes.get(b"memory", sizes.get(b"total", 0)))
+        if region.startswith((b"vram", b"local")):
             local += size
-            total += sizes.get("total", size)
-        elif region.startswith(("gtt", "system", "stolen")):
+            total += sizes.get(b"total", size)
+        else:
             host += size
-    evicted = amd.get("evicted")
-    if evicted is None and (amd or driver == b"amdgpu"):
+    evicted = amd.get(b"evicted")
+    if evicted is None and (amd or names.get(b"driver") == b"amdgpu"):
         # Elsewhere the total also holds buffers that were never filled, and says nothing of spill.
-        evicted = max(0, amd.get("requested", total) - local)
-    return Client(device, identity, local, host, evicted)
+        evicted = max(0, amd.get(b"requested", total) - local)
+    return Client(_ascii(device).lower(), _ascii(identity), local, host, evicted)
 
 
-def _size(value: bytes) -> int | None:
-    number, _, unit = value.strip().partition(b" ")
-    factor = _UNITS.get(unit.strip())
-    return int(number) * factor if number.isdigit() and factor is not None else None
+def _ascii(value: bytes) -> str:
+    return value.decode("ascii", "replace")
 
 
 class _Process:
-    """The descriptors of one process that are of some DRM device, kept open."""
+    """The clients of one process on one card; one descriptor of each is kept open and read."""
 
-    def __init__(self, pid: int, proc: str) -> None:
+    def __init__(self, pid: int, proc: str, address: str) -> None:
         self._folder = f"{proc}/{pid}"
+        self._address = address
         self._files: dict[str, int] = {}
         self._size = -1
         self._age = 0
 
-    def _scan(self) -> None:
-        """List its descriptors.
-
-        :raises OSError: it has ended, or may not be read.
-        """
-        self._age = 0
-        names = {name for name in os.listdir(f"{self._folder}/fd") if self._is_node(name)}
-        for name in self._files.keys() - names:
-            os.close(self._files.pop(name))
-        for name in names - self._files.keys():
-            try:
-                self._files[name] = os.open(f"{self._folder}/fdinfo/{name}", os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue
-
-    def _is_node(self, name: str) -> bool:
-        try:
-            return os.readlink(f"{self._folder}/fd/{name}").startswith(_NODES)
-        except OSError:
-            return False
-
-    def clients(self) -> Iterator[Client]:
-        """Its clients; one that is open at several descriptors comes several times.
+    def clients(self) -> list[Client]:
+        """Its clients, each once.
 
         :raises OSError: it has ended, or may not be read.
         """
         # Since Linux 6.2 the size of the folder is the number of descriptors.
         size = os.stat(f"{self._folder}/fd").st_size
         self._age += 1
-        if size != self._size or self._age >= (_AGAIN if self._files else _AGAIN_WITHOUT):
-            self._size = size
-            self._scan()
-        for name in list(self._files):
+        if size == self._size and self._age < (_AGAIN if self._files else _AGAIN_WITHOUT):
+            found = self._kept()
+            if found is not None:
+                return found
+        self._size, self._age = size, 0
+        return self._scan()
+
+    def _kept(self) -> list[Client] | None:
+        """Read the kept descriptors; ``None`` when one of them is not what it was."""
+        found: list[Client] = []
+        for fd in self._files.values():
             try:
-                client = parse(os.pread(self._files[name], 8192, 0))
+                client = parse(os.pread(fd, 8192, 0))
             except OSError:
-                os.close(self._files.pop(name))  # the descriptor was closed meanwhile
-                continue
-            if client is not None:
-                yield client
+                return None
+            if client is None or client.device != self._address:
+                return None
+            found.append(client)
+        return found
+
+    def _scan(self) -> list[Client]:
+        """Look at every descriptor, and keep one of each client.
+
+        :raises OSError: it has ended, or may not be read.
+        """
+        names = os.listdir(f"{self._folder}/fd")
+        self.close()
+        found: dict[str, Client] = {}
+        for name in names:
+            try:
+                if not os.readlink(f"{self._folder}/fd/{name}").startswith(_NODES):
+                    continue
+                fd = os.open(f"{self._folder}/fdinfo/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                continue  # closed meanwhile
+            client = self._first(fd)
+            if client is None or client.device != self._address or client.id in found:
+                os.close(fd)
+            else:
+                found[client.id] = client
+                self._files[name] = fd
+        return list(found.values())
+
+    def _first(self, fd: int) -> Client | None:
+        try:
+            return parse(os.pread(fd, 8192, 0))
+        except OSError:
+            return None
 
     def close(self) -> None:
+        """Close every descriptor."""
         for fd in self._files.values():
             os.close(fd)
         self._files.clear()
@@ -203,7 +223,7 @@ class DrmProbe:
             try:
                 process = self._processes.get(pid)
                 if process is None:
-                    process = self._processes[pid] = _Process(pid, self._proc)
+                    process = self._processes[pid] = _Process(pid, self._proc, self._address)
                 held, evicted = self._sum(process.clients(), counted)
             except OSError as error:
                 if self._ended(pid):
@@ -222,10 +242,10 @@ class DrmProbe:
         unlisted = None if device is None or faults else max(0, device.held - ours - sum(others.values()))
         return Snapshot(figures, device, tuple(gone), faults, others=others, unlisted=unlisted, spill=spill)
 
-    def _sum(self, clients: Iterator[Client], counted: set[str]) -> tuple[int, int]:
+    def _sum(self, clients: list[Client], counted: set[str]) -> tuple[int, int]:
         held = evicted = 0
         for client in clients:
-            if client.device == self._address and client.id not in counted:
+            if client.id not in counted:
                 counted.add(client.id)
                 held += client.local + (client.host if self._unified else 0)
                 evicted += client.evicted or 0
@@ -270,7 +290,7 @@ class DrmProbe:
             if pid in pids:
                 continue
             try:
-                process = _Process(pid, self._proc)
+                process = _Process(pid, self._proc, self._address)
             except OSError:
                 continue  # another user's, or it has ended
             try:
