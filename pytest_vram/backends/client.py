@@ -230,6 +230,7 @@ class _Call:
             model=said(served) if isinstance(served, str) else self.target.model,
             task=self.task,
             peak=dict(closed.run) if closed is not None else {},
+            host_use=closed.host_use if closed is not None else None,
             error=str(self.failure) if self.failure is not None else None,
             doubt=figures.doubt,
         )

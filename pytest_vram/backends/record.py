@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pytest_vram.keeper.messages import HostUse
 from pytest_vram.readings import Measured
 
 
@@ -14,6 +15,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     :ivar tokens_per_second: decode rate, as the server timed it, else output tokens over latency (``rate_from``).
     :ivar time_to_first_token: seconds from sending to the first piece of a streamed answer.
     :ivar result: ``ok``, ``error`` or ``timeout``.
+    :ivar host_use: pages that the server read from disk and memory of it that went to swap meanwhile.
     :ivar doubt: figures of the server that cannot be true, and why; they are absent from the record.
     """
 
@@ -35,5 +37,6 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     model: str | None = None
     task: str | None = None
     peak: dict[str, Measured] = {}
+    host_use: HostUse | None = None
     error: str | None = None
     doubt: str | None = None
