@@ -154,10 +154,11 @@ class NvmlProbe:
         self._say()
 
     def _say(self) -> None:
-        text = f"the device's figure less the {mib(self._quiet)} that were in use before, because {self._doubt}"
+        # Why is in each read's doubt; who reads a figure gets both.
+        text = f"the device's figure less the {mib(self._quiet)} that others held before"
         if self._fell:
-            text += f"; what was in use before has shrunk by {mib(self._fell)} since"
-        self.note = f"{text}; what other programs take or free meanwhile is within it"
+            text += f" (shrunk by {mib(self._fell)} since)"
+        self.note = f"{text}: what they take or free meanwhile is within it"
 
     def _as_whole(self, memory: CardMemory, device: Figure, others: dict[int, int]) -> Snapshot:
         if memory.used < self._quiet:

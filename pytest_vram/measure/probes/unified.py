@@ -92,7 +92,7 @@ class UnifiedProbe:
 
     def _say(self) -> None:
         self.note = (
-            f"the machine's memory in use less the {mib(self._quiet)} that were in use before, because {DOUBT};"
+            f"the machine's memory in use less the {mib(self._quiet)} that were in use before:"
             " what other programs take or free meanwhile is within it"
         )
 
