@@ -6,7 +6,7 @@ import os
 from typing import NamedTuple
 
 from pytest_vram.keeper.messages import HostUse
-from pytest_vram.measure import Members, groups, procfs
+from pytest_vram.measure import Member, Members, groups, procfs
 from pytest_vram.readings import Measured, Reading, Unmeasurable
 
 #: Nanoseconds between two looks at the processes while a window is open: what a process counted since the last one is
@@ -16,16 +16,43 @@ _HOST = "host"
 
 
 class _Process:
-    """One process of a backend: its count of major faults, those of children that it waited for included."""
+    """One process of a backend: its count of major faults, those of children that it waited for included.
 
-    __slots__ = ("faults", "owner", "parent", "start", "swap")
+    :ivar group: control group that it was in when it was first seen.
+    """
 
-    def __init__(self, owner: str, start: int, parent: int) -> None:
-        self.owner = owner
-        self.start = start
-        self.parent = parent
+    __slots__ = ("_stat", "faults", "group", "owner", "parent", "start", "swap")
+
+    def __init__(self, member: Member, proc: str, group: str | None) -> None:
+        self.owner = member.owner
+        self.start = member.start
+        self.parent = member.parent
+        self.group = group
+        try:
+            # Kept, because this is read twice for every request.
+            self._stat = os.open(f"{proc}/{member.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._stat = -1
         self.faults = 0
         self.swap = 0
+
+    def read(self) -> bool:
+        """Read its count; whether that was possible."""
+        if self._stat < 0:
+            return False
+        try:
+            faults = procfs.parse_major_faults(os.pread(self._stat, 1024, 0))
+        except OSError:
+            return False
+        if faults is not None:
+            self.faults = max(self.faults, faults)
+        return faults is not None
+
+    def close(self) -> None:
+        """Give up the descriptor."""
+        if self._stat >= 0:
+            os.close(self._stat)
+            self._stat = -1
 
 
 class Mark(NamedTuple):
@@ -65,6 +92,7 @@ class HostUses:
         self._most: dict[str, int] = {}
         self._faults: dict[str, str] = {}
         self._looked = 0
+        self._swaps = procfs.has_swap(proc)
         self._own = groups.memory_group(os.getpid() if me is None else me, proc, cgroup)
         self._open: set[Counted] = set()
 
@@ -81,13 +109,11 @@ class HostUses:
             if found is None or found.start != member.start:
                 if found is not None:
                     self._end(found)
-                found = self._processes[member.pid] = _Process(member.owner, member.start, member.parent)
-            faults = procfs.major_faults(member.pid, self._proc)
-            memory = procfs.read_memory(member.pid, self._proc)
-            if faults is not None:
-                found.faults = max(found.faults, faults)
-            elif os.path.exists(f"{self._proc}/{member.pid}"):
+                group = groups.memory_group(member.pid, self._proc, self._cgroup)
+                found = self._processes[member.pid] = _Process(member, self._proc, group)
+            if not found.read() and os.path.exists(f"{self._proc}/{member.pid}"):
                 self._faults[member.owner] = f"/proc/{member.pid}/stat cannot be read"
+            memory = procfs.read_memory(member.pid, self._proc) if self._swaps else None
             if memory is not None:
                 found.swap = memory.swap
         for pid in [pid for pid, one in self._processes.items() if one.owner in owners and pid not in seen]:
@@ -96,6 +122,7 @@ class HostUses:
             self._fold(counted)
 
     def _end(self, process: _Process) -> None:
+        process.close()
         parent = self._processes.get(process.parent)
         if parent is not None and parent.owner == process.owner:
             return  # the count of who waits for it takes it in
@@ -139,6 +166,17 @@ class HostUses:
     def end(self, counted: Counted) -> None:
         """A window is over; :meth:`of` still tells of it."""
         self._open.discard(counted)
+        used = {owner for other in self._open for owner in other.marks}
+        for owner in counted.marks.keys() - used:
+            if not self._members.of(owner):
+                self._forget(owner)
+
+    def _forget(self, owner: str) -> None:
+        """A backend is gone, and nobody counts it any more."""
+        for pid in [pid for pid, one in self._processes.items() if one.owner == owner]:
+            self._processes.pop(pid).close()
+        for table in (self._ended, self._most, self._faults):
+            table.pop(owner, None)
 
     def of(self, counted: Counted) -> HostUse | None:
         """What the window's backends did since it began; ``None`` when it has none."""
@@ -161,7 +199,12 @@ class HostUses:
         return HostUse(
             major_faults=faults,
             major_fault_count=count,
-            swap_grew=_reading(counted.most_swap, "host-swap", exact=False, note="the largest of some samples"),
+            swap_grew=_reading(
+                counted.most_swap,
+                "host-swap",
+                exact=not self._swaps,
+                note="the largest of some samples" if self._swaps else "there is no swap on this machine",
+            ),
             group_peak=self._group_peak(owners),
         )
 
@@ -169,8 +212,8 @@ class HostUses:
 
     def _group_peak(self, owners: frozenset[str]) -> Measured | None:
         """The peak of the control group of the backends; ``None`` where it is not theirs alone but also pytest's."""
-        pids = {member.pid for member in self._members.all() if member.owner in owners}
-        found = {groups.memory_group(pid, self._proc, self._cgroup) for pid in pids}
+        mine = {pid: one for pid, one in self._processes.items() if one.owner in owners}
+        found = {one.group for one in mine.values()}
         if len(found) != 1:
             return None
         group = found.pop()
@@ -178,8 +221,8 @@ class HostUses:
             return None
         inside = groups.processes(group)
         name = group.removeprefix(self._cgroup)
-        if inside is None or inside - pids:
-            count = "unknown" if inside is None else len(inside - pids)
+        if inside is None or inside - mine.keys():
+            count = "unknown" if inside is None else len(inside - mine.keys())
             reason = (
                 f"control group {name} holds other processes as well ({count}), so that its peak is not the backend's"
             )

@@ -81,18 +81,22 @@ def alive(pid: int, start: int, proc: str = "/proc") -> bool:
     return stat is not None and stat.start == start and stat.state not in "ZX"
 
 
-def major_faults(pid: int, proc: str = "/proc") -> int | None:
+def parse_major_faults(stat: bytes) -> int | None:
     """Pages that a process, and children that it waited for, had to wait for until they were read from disk.
 
-    Fields 12 and 13 of ``/proc/PID/stat``; ``None`` when there is no such process, or its file cannot be read.
+    Fields 12 and 13 of a ``/proc/PID/stat`` text; ``None`` where it is none.
     """
-    try:
-        with open(f"{proc}/{pid}/stat", "rb") as stream:
-            text = stream.read()
-    except OSError:
-        return None
-    fields = text[text.rfind(b")") + 2 :].split()
+    fields = stat[stat.rfind(b")") + 2 :].split()
     return int(fields[9]) + int(fields[10]) if len(fields) > 10 else None
+
+
+def has_swap(proc: str = "/proc") -> bool:
+    """Whether anything can be swapped out on this machine, compressed memory included; true where that is unknown."""
+    try:
+        with open(f"{proc}/swaps", "rb") as stream:
+            return len(stream.read().splitlines()) > 1
+    except OSError:
+        return True
 
 
 def reset_mark(pid: int, proc: str = "/proc") -> bool:

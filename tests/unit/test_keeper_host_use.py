@@ -158,11 +158,9 @@ def test_looks_are_rare(machine: Machine) -> None:
 
 def test_faults_that_cannot_be_read(machine: Machine) -> None:
     """Where the count of a living process cannot be read, there is a reason in its place, and never 0."""
-    machine.set(100, 10)
+    (machine.root / "100").mkdir()
     machine.join(100)
-    counted = machine.uses.begin(AGENT)
-    (machine.root / "100" / "stat").unlink()
-    found = machine.of(counted)
+    found = machine.of(machine.uses.begin(AGENT))
     assert found.major_fault_count is None
     assert isinstance(found.major_faults, Unmeasurable)
     assert "/proc/100/stat" in found.major_faults.reason
@@ -188,8 +186,10 @@ def test_a_shared_group(machine: Machine) -> None:
     found = machine.of(machine.uses.begin(AGENT)).group_peak
     assert isinstance(found, Unmeasurable)
     assert "other processes" in found.reason
-    machine.group(100, "/user")
-    assert machine.of(machine.uses.begin(AGENT)).group_peak is None
+    machine.set(101, 0)
+    machine.group(101, "/user")
+    machine.join(101, "other#1")
+    assert machine.of(machine.uses.begin(frozenset({"other#1"}))).group_peak is None
 
 
 def test_groups_of_both_versions(tmp_path: Path) -> None:
@@ -204,3 +204,28 @@ def test_groups_of_both_versions(tmp_path: Path) -> None:
     assert groups.peak(str(tmp_path)) is None
     (tmp_path / "memory.max_usage_in_bytes").write_text("77\n")
     assert groups.peak(str(tmp_path)) == 77
+
+
+def test_without_swap(machine: Machine) -> None:
+    """On a machine without swap nothing is read to know that none of it was used."""
+    (machine.root / "swaps").write_text("Filename Type Size Used Priority\n")
+    machine.uses = HostUses(machine.members, str(machine.root), str(machine.root / "cgroup"), me=7)
+    machine.set(100, 0, swap=MIB)
+    machine.join(100)
+    found = machine.of(machine.uses.begin(AGENT)).swap_grew
+    assert isinstance(found, Reading)
+    assert (found.bytes, found.exact, found.note) == (0, True, "there is no swap on this machine")
+
+
+def test_nothing_is_kept_of_backends_that_are_gone(machine: Machine) -> None:
+    """When a backend is gone and its windows are closed, its descriptors are given up."""
+    before = len(os.listdir("/proc/self/fd"))
+    machine.set(100, 5)
+    machine.join(100)
+    counted, later = machine.uses.begin(AGENT), machine.uses.begin(AGENT)
+    machine.uses.end(counted)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    machine.members.forget(100)
+    assert machine.of(later).major_fault_count == 0
+    machine.uses.end(later)
+    assert len(os.listdir("/proc/self/fd")) == before
