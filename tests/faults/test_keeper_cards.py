@@ -19,7 +19,7 @@ from pytest_vram.keeper import KeeperClient
 from pytest_vram.keeper.messages import Closed, Finish, Stop
 from pytest_vram.readings import Reading, Unmeasurable
 from pytest_vram.spec import DeviceSpec
-from pytest_vram.testing.fake_nvml import Card, FakeDriver, FakeDriverUnavailable, Process, fake_nvml
+from pytest_vram.testing.fake_nvml import Card, FakeDriver, FakeDriverUnavailable, Process, Script, fake_nvml
 from tests.faults.keeper_kit import Run, acquire, closed, gone, opened, plan, status, until
 
 MIB = 1 << 20
@@ -258,6 +258,15 @@ def test_the_baseline_is_taken_before_anything_starts(run: Run, client: KeeperCl
     closed(client, opened(client))
     found = [text for text in notes(run) if "before the run" in text]
     assert found == [f"gpu{index} before the run: 300.0 MiB in use, at rest" for index in (0, 1)]
+
+
+def test_a_window_that_waits_for_rest(client: KeeperClient, driver: FakeDriver) -> None:
+    """A test that asks for it has its baseline taken when what the run holds has come to rest."""
+    steps = tuple((50.0 * step, (step + 1) * GIB) for step in range(8))
+    driver.process(os.getpid(), Script(steps))
+    window = opened(client, settle=20.0)
+    figures = closed(client, window)
+    assert held(figures, "baseline") == held(figures, "run") == 8 * GIB
 
 
 def test_a_stop_waits_for_the_card(run: Run, client: KeeperClient, driver: FakeDriver) -> None:
