@@ -84,7 +84,10 @@ def residue(one: Residue) -> str:
     """What a test left behind."""
     held = ", ".join(f"{name} (PID {pid})" for pid, name in one.pids[:_SHOWN])
     more = f" and {len(one.pids) - _SHOWN} more" if len(one.pids) > _SHOWN else ""
-    return f"{mib(one.bytes)} of {one.device} by {one.test}" + (f", still held by {held}{more}" if held else "")
+    context = ", the driver's context included, which stays until the process ends" if one.first_use else ""
+    return f"{mib(one.bytes)} of {one.device} by {one.test}" + (
+        f", still held by {held}{more}{context}" if held else ""
+    )
 
 
 def surroundings(closed: Closed, label: str | None) -> list[tuple[str, str]]:

@@ -38,11 +38,12 @@ class Look(NamedTuple):
 
 
 class _Part:
-    __slots__ = ("bytes", "test")
+    __slots__ = ("bytes", "first", "test")
 
-    def __init__(self, test: str, size: int) -> None:
+    def __init__(self, test: str, size: int, first: bool) -> None:
         self.test = test
         self.bytes = size
+        self.first = first
 
 
 class _Holder:
@@ -59,13 +60,15 @@ class _Holder:
 
     def move(self, held: int, test: str, noise: int) -> None:
         """Take in what it holds now; growth below ``noise`` is nobody's until it adds up to more."""
-        change = held - self.level()
+        level = self.level()
+        change = held - level
         if change > noise:
             last = self.parts[-1] if self.parts else None
             if last is not None and last.test == test:
                 last.bytes += change
             else:
-                self.parts.append(_Part(test, change))
+                first = level == 0 and self.pid != 0 and self.pid == self.root
+                self.parts.append(_Part(test, change, first))
         while change < 0 and self.parts:
             part = self.parts[-1]
             taken = min(part.bytes, -change)
@@ -159,10 +162,13 @@ class Residues:
         :param running: tests that still run: what they hold is theirs.
         """
         found: dict[tuple[str, str], list[tuple[_Holder, int]]] = {}
+        first: set[tuple[str, str]] = set()
         for (label, _), holder in self._holders.items():
             for part in holder.parts:
                 if part.test not in running and part.bytes:
                     found.setdefault((part.test, label), []).append((holder, part.bytes))
+                    if part.first:
+                        first.add((part.test, label))
         residues = [
             Residue(
                 test=test,
@@ -171,6 +177,7 @@ class Residues:
                 pids=[
                     (holder.pid, holder.name) for holder, _ in sorted(parts, key=lambda part: -part[1]) if holder.pid
                 ],
+                first_use=(test, label) in first,
             )
             for (test, label), parts in found.items()
         ]

@@ -91,6 +91,17 @@ def test_tests_that_left_memory_behind_are_named_once_with_the_most() -> None:
     ]
 
 
+def test_a_context_is_no_leak() -> None:
+    """What the first use of a card leaves in pytest's process is warned of only where it is more than a context."""
+    context = Residue(test="test_a", device="gpu0", bytes=1105 * MIB, pids=[(7, "python")], first_use=True)
+    assert collector(record(residues=[context]))._left_behind() == []
+    (line,) = collector(record(residues=[msgspec.structs.replace(context, bytes=1281 * MIB)]))._left_behind()
+    assert line.endswith(
+        "still held by python (PID 7), the driver's context included, which stays until the process ends"
+    )
+    assert collector(record(residues=[msgspec.structs.replace(context, first_use=False)]))._left_behind() != []
+
+
 def test_spill_without_a_limit_is_a_warning() -> None:
     """For a test with a limit it is a failure; for others it must not be silent."""
     spilled = Reading(bytes=GIB, source="drm-fdinfo", scope="run", device="gpu0", exact=False)
