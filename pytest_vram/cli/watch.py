@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,17 +108,16 @@ class Runs:
                 folder = path.parent if path.name == FILE_NAME else path
                 if (folder / FILE_NAME).is_file() or (folder / RUN_FILE).is_file():
                     return folder
-        known = ", ".join(path.name for path in self._all()[-3:]) or "none"
+        known = ", ".join(path.name for path in self.all()[-3:]) or "none"
         raise BadInput(f"there is no run {text!r}: name its id, its folder or its journal (the last ones are {known})")
 
-    def newest(self, *, after: Path | None = None) -> Path | None:
-        """The run that began last; ``after``: only one that began after that."""
-        found = self._all()
-        if after is not None:
-            found = [path for path in found if _began(path) > _began(after)]
+    def newest(self, *, but: Collection[Path] = ()) -> Path | None:
+        """The run that began last, of those that are not among ``but``."""
+        found = [path for path in self.all() if path not in but]
         return found[-1] if found else None
 
-    def _all(self) -> list[Path]:
+    def all(self) -> list[Path]:
+        """Every run, the one that began last at the end."""
         # The first base is the project's; runs of others lie in the second.
         for base in self.bases:
             try:
@@ -131,13 +130,15 @@ class Runs:
 
 
 def _began(folder: Path) -> tuple[str, float]:
-    """By the time in its name, to the second; within one by the time of its folder."""
+    """By the time in its name, to the second; within one by what its journal says of its beginning."""
     match = re.match(r"\d{8}T\d{6}Z", folder.name)
     try:
-        made = (folder / FILE_NAME).stat().st_ctime if not match else folder.stat().st_ctime
-    except OSError:
-        made = 0.0
-    return (match[0] if match else time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(made)), made)
+        with (folder / FILE_NAME).open("rb") as stream:
+            wall = float(msgspec.json.decode(stream.readline(1 << 20))["wall"])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError, TypeError, ValueError):
+        wall = time.time()  # one that has not begun to write
+    wall = min(max(0.0, wall), 1e11)
+    return (match[0] if match else time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(wall)), wall)
 
 
 # ------------------------------------------------------------ one run
@@ -315,10 +316,11 @@ def pictures(
 ) -> Iterator[Watched]:
     """The run again and again until it ends, and with ``on`` the next ones after it, for ever."""
     watcher = Watcher(folder, events) if folder is not None else None
+    known: list[Path] = []
     try:
         while True:
             if watcher is None:
-                folder = where.newest(after=folder)
+                folder = where.newest(but=known)
                 if folder is None:
                     time.sleep(_LOOK)
                     continue
@@ -328,7 +330,8 @@ def pictures(
             if seen.state in ("finished", "lost"):
                 if not on:
                     return
-                folder = watcher.folder
+                # What began before it is not gone back to; one that came meanwhile is not missed.
+                known = [path for path in where.all() if _began(path) <= _began(watcher.folder)]
                 watcher.close()
                 watcher = None
             time.sleep(_LOOK)

@@ -222,6 +222,22 @@ def test_a_run_by_name(folder: Path, write: Write, once: Once, text: str) -> Non
     assert RUN in once(text, "--once")[1]
 
 
+def test_the_newest_run(folder: Path, write: Write) -> None:
+    """The newest run is the one whose journal began last, also of two that began in the same second and whatever was
+    written into their folders since; one that is not to be followed again is left out."""
+    begin(write)
+    later = folder.with_name(f"{RUN[:17]}zzz")
+    later.mkdir()
+    line = {"v": 1, "t": 1, "kind": "run", "run": "later", "wall": 1.5e9 + 0.5}
+    (later / "journal.jsonl").write_text(json.dumps(line) + "\n")
+    (folder / "run.json").write_text("{}")
+    runs = watch.Runs(folder.parents[2])
+    assert runs.all() == [folder, later]
+    assert runs.newest() == later
+    assert runs.newest(but=[later]) == folder
+    assert runs.newest(but=[later, folder]) is None
+
+
 def test_no_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a run, or with a name that is none, one sentence and exit code 2."""
     folder.rmdir()
