@@ -97,6 +97,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     :ivar born: field 22 of ``/proc/PID/stat`` of the one that is meant, 0 for one that does not exist; ``None``: of
         the one with this PID when it is handed to the driver.
     :ivar began: when it came onto the card, µs since 1970, as accounting tells; ``None``: when it is handed over.
+    :ivar peaked: the most that it held before ``held`` was so, for accounting.
     """
 
     pid: int | None = None
@@ -108,6 +109,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     ends: int | None = None
     born: int | None = None
     began: int | None = None
+    peaked: int = 0
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,7 +223,7 @@ class FakeDriver:
             if (one.pid, one.command, one.slice) != (pid, command, slice):
                 others.append(one)
             elif one.ends is None:
-                made = msgspec.structs.replace(made, began=one.began, born=one.born)
+                made = msgspec.structs.replace(made, began=one.began, born=one.born, peaked=_peak(one))
         return self.update(card, processes=(*others, made)).processes[-1]
 
     def end(self, pid: int, *, card: int = 0) -> None:
@@ -371,6 +373,18 @@ def _started(process: Process) -> Process:
     return msgspec.structs.replace(process, held=held, born=born, began=began)
 
 
+def _peak(process: Process) -> int:
+    """The most that a process has held until now; of a real process's memory only what was known before."""
+    held = process.held
+    if isinstance(held, Memory):
+        return process.peaked
+    if isinstance(held, Script):
+        since = (time.monotonic_ns() - (held.start or 0)) / 1e6
+        whole = held.repeat is not None and since >= held.repeat
+        return max([process.peaked, *(size for at, size in held.steps if whole or at <= since)])
+    return max(process.peaked, held)
+
+
 def _lines(cards: Sequence[Card], driver: str, faults: Sequence[Fault]) -> Iterator[str]:
     _few("cards", len(cards))
     yield _line("driver", driver, f"12.{driver}", 12040)
@@ -416,8 +430,8 @@ def _process(process: Process, card: Card) -> str:
         source = ("constant", held)
     return _line(
         "process", -1 if process.slice is None else process.slice, _KINDS[process.kind], process.pid or 0,
-        process.born or 0, process.ends or 0, process.began or 0, int(not process.available), process.command or "",
-        *source,
+        process.born or 0, process.ends or 0, process.began or 0, process.peaked,
+        int(not process.available), process.command or "", *source,
     )  # fmt: skip
 
 

@@ -63,7 +63,7 @@ typedef struct {
 
 typedef struct {
     int card, slice, kind, pid, not_available, source;
-    u64 born, ends, began;
+    u64 born, ends, began, peaked;
     char *command;
     u64 bytes;                /* CONSTANT */
     u64 start, period;        /* SCRIPT */
@@ -201,6 +201,7 @@ static void read_line(char *line) {
         p->born = number(&rest);
         p->ends = number(&rest);
         p->began = number(&rest);
+        p->peaked = number(&rest);
         p->not_available = (int)number(&rest);
         p->command = (char *)word(&rest);
         const char *source = word(&rest);
@@ -419,8 +420,8 @@ __attribute__((unused)) static u64 listed(Process *p, u64 now) {
     return p->frozen;
 }
 
-/* The exact most that a process has held since it began, as accounting keeps it. */
-__attribute__((unused)) static u64 most(Process *p, u64 now) {
+/* The most of what a process holds now, since that was so. */
+static u64 most_of_held(Process *p, u64 now) {
     static const char *const peak[] = {"VmHWM:", "VmSwap:", NULL};
     static const char *const files[] = {"RssFile:", "RssShmem:", NULL};
     if (p->ends && now > p->ends) now = p->ends;
@@ -435,6 +436,12 @@ __attribute__((unused)) static u64 most(Process *p, u64 now) {
     if (p->period && since >= p->period) return p->most[p->steps - 1];
     int step = step_at(p, since);
     return step < 0 ? 0 : p->most[step];
+}
+
+/* The exact most that a process has held since it began, as accounting keeps it. */
+__attribute__((unused)) static u64 most(Process *p, u64 now) {
+    u64 value = most_of_held(p, now);
+    return value > p->peaked ? value : p->peaked;
 }
 
 /* ------------------------------------------------------------------ what the fake CUDA driver gave */

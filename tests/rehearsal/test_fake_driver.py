@@ -215,7 +215,8 @@ def test_a_script_of_memory_over_time(driver: FakeDriver) -> None:
     assert [since(-1), since(0.5), since(1.2), since(30)] == [0, 10, 99, 20]
     assert [since(2.5, 2 * hour), since(3.2, 2 * hour)] == [10, 99]
     driver.update(accounting=True)
-    for hours, peak in ((0.5, 10), (1.2, 99), (30, 99)):
+    driver.end(NOBODY)
+    for hours, peak in ((0.5, 10), (1.2, 99), (30, 99), (0.5, 99)):
         since(hours)
         assert nvml.nvmlDeviceGetAccountingStats(card(), NOBODY).maxMemoryUsage == peak
 
