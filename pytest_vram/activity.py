@@ -24,6 +24,7 @@ from pytest_vram.settings import Settings
 from pytest_vram.stash import ATTEMPT, RUN
 from pytest_vram.summary import Collector
 from pytest_vram.usage import check_usage
+from pytest_vram.waiting import Teller
 
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
@@ -71,6 +72,7 @@ def activate(config: pytest.Config) -> None:
         check_usage(run)
     if worker is None:
         _collector(config)
+        config.pluginmanager.register(Teller(config, identity.socket, run.meanwhile), Teller.NAME)
     config.pluginmanager.register(Activity(run, config), PLUGIN)
 
 
@@ -249,7 +251,7 @@ class Activity:
         if test is not None and test.attempt is attempt:
             self.shared.end(test, "passed", 0.0, None)
             self._present = None
-            judgement = self.shared.close(test)
+            judgement = self.shared.close(test, name=attempt.key)
             if judgement is not None:
                 attempt.earlier = judgement.findings
         else:

@@ -121,6 +121,7 @@ class Run:
         self._pid = os.getpid()
         self._devices: list[DeviceInfo | Unmeasurable] | None = None
         self._client: KeeperClient | None = None
+        self._meanwhile: Callable[[], None] | None = None
         self._pool: Pool | None = None
         self._predictions: Predictions | None = None
         self._attempts: dict[str, int] = {}
@@ -217,6 +218,7 @@ class Run:
             mark_environment(self.identity.id)
             role = "worker" if self.worker else self.role
             self._client = KeeperClient(self.identity.socket, role=role, name=self.worker or "")
+            self._client.meanwhile = self._meanwhile
         return self._client
 
     def call(self, request: Request, timeout: float | None = None) -> Reply:
@@ -231,6 +233,12 @@ class Run:
             self._forget()
             raise
 
+    def meanwhile(self, work: Callable[[], None] | None) -> None:
+        """Do this now and then while this process waits for other tests."""
+        self._meanwhile = work
+        if self._client is not None:
+            self._client.meanwhile = work
+
     def ahead(self, *requests: Request) -> list[Promise]:
         """Send requests to the keeper without waiting; :meth:`result` gives the reply of each.
 
@@ -241,6 +249,10 @@ class Run:
         except KeeperLost:
             self._forget()
             raise
+
+    def caught_up(self) -> bool:
+        """Whether the keeper has answered everything that was sent ahead."""
+        return self._client is None or self._client.caught_up()
 
     def result(self, promise: Promise) -> Reply:
         """The reply to a request that was sent ahead.

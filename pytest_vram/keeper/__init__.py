@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_vram.keeper.client import KeeperClient, Promise
     from pytest_vram.keeper.launch import ensure, mark_environment, socket_path
+    from pytest_vram.keeper.telling import waiting_lines
     from pytest_vram.measure.procfs import start_time
 
-__all__ = ["KeeperClient", "Promise", "ensure", "mark_environment", "socket_path", "start_time"]
+__all__ = ["KeeperClient", "Promise", "ensure", "mark_environment", "socket_path", "start_time", "waiting_lines"]
 
 _HOMES = {
     "KeeperClient": "pytest_vram.keeper.client",
@@ -22,6 +23,7 @@ _HOMES = {
     "mark_environment": "pytest_vram.keeper.launch",
     "socket_path": "pytest_vram.keeper.launch",
     "start_time": "pytest_vram.measure.procfs",
+    "waiting_lines": "pytest_vram.keeper.telling",
 }
 
 

@@ -178,7 +178,7 @@ class Admission:
                 mine[key].passed += times
             else:
                 self._passes[key] += times
-        self._turnstile(decision, mine)
+        self._turnstile(wants, mine)
         self._make_room(decision, world, holdings)
         self._tell(decision, mine, holdings, insiders)
         # Tests that were let in together may have made others fit that were looked at before.
@@ -201,13 +201,17 @@ class Admission:
             return True
         return self._meeting.shut() and not self._insiders()
 
-    def _turnstile(self, decision: Decision, mine: Mapping[str, Ticket]) -> None:
-        """Keep gates closed for the first who waits to be alone, so that those inside become fewer."""
+    def _turnstile(self, wants: list[Want], mine: Mapping[str, Ticket]) -> None:
+        """Keep gates closed for the first who waits to be alone, so that those inside become fewer.
+
+        It may be another run's, also one that could go now: closing the gates before it does would shut it out.
+        """
         stiles = self._meeting.turnstiles
         if any(ticket.exclusive for ticket in self._running.values()):
             return
-        waiting = [*(want for want in decision.stuck if want.exclusive)]
-        waiting += [want for want in decision.admitted if want.exclusive and mine[want.id].number in self._waiting]
+        waiting = [
+            want for want in wants if want.exclusive and (not want.mine or mine[want.id].number in self._waiting)
+        ]
         first = min(waiting, key=lambda want: (want.order, want.id), default=None)
         if first is not None and first.mine:
             stiles.close()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
 import socket as sockets
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
 
@@ -31,6 +33,7 @@ LOG_NAME = "keeper.log"
 _GREETING_SECONDS = 10.0
 _ANSWER_SECONDS = 60.0
 _LAST_WORDS_SECONDS = 0.5
+_MEANWHILE_SECONDS = 1.0
 
 
 class Promise:
@@ -64,6 +67,7 @@ class KeeperClient:
     closed, or when the process ends in whatever way.
 
     :param role: ``controller``, ``worker``, ``turn`` or ``viewer``; see :class:`~pytest_vram.keeper.messages.Hello`.
+    :ivar meanwhile: called now and then while a request waits for other tests.
     :ivar welcome: the keeper's greeting, with the devices that it measures.
     :raises KeeperUnavailable: nothing answers there. :raises KeeperLost: it ended while it greeted.
     """
@@ -75,6 +79,7 @@ class KeeperClient:
         self._asking = threading.Lock()
         self._writing = threading.Lock()
         self._owed: deque[Promise] = deque()
+        self.meanwhile: Callable[[], None] | None = None
         if not hasattr(sockets, "AF_UNIX"):
             raise KeeperUnavailable("The keeper needs Unix sockets, which this platform does not have.")
         try:
@@ -114,6 +119,8 @@ class KeeperClient:
             deadline = None if patience is None else time.monotonic() + patience
             self._write(request)
             self._settle_debts()
+            if deadline is None and self.meanwhile is not None:
+                self._wait_with(self.meanwhile)
             reply = self._receive(deadline)
         if isinstance(reply, Failed):
             raise _exception(reply)
@@ -138,6 +145,29 @@ class KeeperClient:
                     promise.error = self._lost(None)
                     return
                 self._settle_one()
+
+    def _wait_with(self, meanwhile: Callable[[], None]) -> None:
+        """Wait until something comes, and do something else now and then."""
+        poll = select.poll()
+        try:
+            poll.register(self._socket, select.POLLIN)
+        except (OSError, ValueError):
+            return  # it was closed; whoever reads is told
+        while not poll.poll(_MEANWHILE_SECONDS * 1e3):
+            meanwhile()
+
+    def caught_up(self) -> bool:
+        """Whether every request that was sent ahead has its reply by now; waits for none."""
+        with self._asking:
+            while self._owed and self._readable():
+                self._settle_one()
+            return not self._owed
+
+    def _readable(self) -> bool:
+        try:
+            return bool(select.select([self._socket], [], [], 0)[0])
+        except (OSError, ValueError):  # closed; or a number beyond what select takes: then the wait tells
+            return True
 
     def _settle_debts(self) -> None:
         while self._owed:

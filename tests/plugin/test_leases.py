@@ -1,0 +1,127 @@
+"""Parallel tests share a device: workers of one run, and two runs at the same time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pytest_vram.keeper.messages import Open, Opened
+from pytest_vram.leases import MOST_PASSED
+from pytest_vram.spec import Limits
+from tests.conftest import Inner, plain
+from tests.faults.keeper_kit import Run, closed, until
+from tests.plugin import lease_suites as suites
+
+pytest.importorskip("xdist")
+
+BUDGET = f"--vram-budget={suites.CAPACITY // 10**6}MB"
+
+
+def test_needs_serial_tests_and_others_on_four_workers(pytester: pytest.Pytester, inner: Inner) -> None:
+    """Nothing beyond capacity, nobody beside a serial test, nobody passed too often, and everything runs."""
+    path = pytester.path / "test_needs.py"
+    log = suites.write(path, 1, "serial", tests=24, seconds=(0.02, 0.05))
+    inner("-n4", "--vram-device=cpu", BUDGET).assert_outcomes(passed=24)
+    found = suites.leases(suites.journal(pytester.path))
+    assert len(found) == 18
+    assert 0 < suites.most_held(found) <= suites.CAPACITY
+    assert max(lease.passed for lease in found) <= MOST_PASSED
+    assert len(suites.serial(path)) == 6
+    assert suites.overlaps(log, suites.serial(path)) == []
+    assert suites.widest(log) > 1
+
+
+def test_unmarked_tests_run_as_wide_as_there_are_workers(pytester: pytest.Pytester, inner: Inner) -> None:
+    """Tests without needs do not wait for each other."""
+    log = suites.write(pytester.path / "test_plain.py", 1, "plain", tests=12, seconds=(0.2, 0.2))
+    inner("-n4", "--vram-device=cpu", BUDGET).assert_outcomes(passed=12)
+    assert suites.widest(log) == 4
+    assert suites.leases(suites.journal(pytester.path)) == []
+
+
+def test_two_runs_at_once(pytester: pytest.Pytester) -> None:
+    """What holds for the workers of one run holds for two runs on the same device."""
+    log = pytester.path / "ran.txt"
+    folders = [pytester.path / name for name in ("one", "two")]
+    names: set[str] = set()
+    processes = []
+    for seed, folder in enumerate(folders):
+        folder.mkdir()
+        path = folder / "test_needs.py"
+        suites.write(path, seed, "serial", tests=16, seconds=(0.02, 0.05))
+        text = path.read_text().replace(str(folder / "ran.txt"), str(log))
+        text = text.replace("def test_", f"def test_{folder.name}_").replace('("test_', f'("test_{folder.name}_')
+        path.write_text(text)
+        names |= suites.serial(path)
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n2", "--vram-device=cpu", BUDGET]
+        processes.append(subprocess.Popen([*command, "."], cwd=folder, stdout=subprocess.PIPE, text=True))
+    for process in processes:
+        output, _ = process.communicate(timeout=100)
+        assert "16 passed" in output
+    found = [lease for folder in folders for lease in suites.leases(suites.journal(folder))]
+    assert 0 < suites.most_held(found) <= suites.CAPACITY
+    assert max(lease.passed for lease in found) <= MOST_PASSED
+    assert len(names) == 8
+    assert suites.overlaps(log, names) == []
+
+
+def test_a_worker_that_is_killed_holds_nothing(pytester: pytest.Pytester, inner: Inner) -> None:
+    """The test whose worker dies is reported, its lease is free, and the others go on."""
+    pytester.makepyfile(
+        """
+        import os, pytest, signal, time
+        from pytest_vram import max_vram
+
+        @max_vram("900MB")
+        def test_dies():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        @max_vram("900MB")
+        @pytest.mark.parametrize("number", range(4))
+        def test_next(number):
+            time.sleep(0.01)
+        """
+    )
+    result = inner("-n2", "--vram-device=cpu", BUDGET)
+    result.assert_outcomes(passed=4, failed=1)
+    result.stdout.fnmatch_lines(["*worker 'gw*' crashed while running 'test_*::test_dies'*"])
+    lines = suites.journal(pytester.path)
+    freed = next(line for line in lines if line["kind"] == "lease" and line["event"] == "released")
+    assert freed["name"].endswith("test_dies")
+
+
+@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["alone", "workers"])
+def test_who_waits_is_told(pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
+    """A test that waits for another run says in the terminal for what, and who holds it."""
+    pytester.makepyfile(
+        """
+        from pytest_vram import max_vram
+
+        @max_vram("900MB")
+        def test_waits():
+            pass
+        """
+    )
+    (pytester.path / "other").mkdir()
+    run = Run(pytester.path / "other", budget=Limits(text="1GB", each=suites.CAPACITY)).start()
+    client = run.client()
+    reply = client.call(Open(kind="test", name="holds", need={"host": 600_000_000}))
+    assert isinstance(reply, Opened)
+    output = pytester.path / "output.txt"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--vram-device=cpu", BUDGET, *workers]
+    with (
+        output.open("w") as stream,
+        subprocess.Popen(command, cwd=pytester.path, stdout=stream, stderr=subprocess.STDOUT) as process,
+    ):
+        told = until(lambda: "waits for" in output.read_text(), 30.0)
+        closed(client, reply.window)
+        assert process.wait(30) == 0
+    run.close()
+    assert told, output.read_text()
+    text = plain(output.read_text())
+    (line,) = [line for line in text.splitlines() if "waits for" in line]
+    assert line.startswith("vram: test_who_waits_is_told.py::test_waits")
+    assert "waits for 858.3 MiB of host" in line
+    assert f"keeper {client.welcome.pid}) holds 572.2 MiB of host" in line
