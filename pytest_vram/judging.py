@@ -11,6 +11,7 @@ from pytest_vram import checks, predicting
 from pytest_vram.backends.pool import RunningBackend
 from pytest_vram.checks.finding import Finding
 from pytest_vram.keeper.messages import Closed
+from pytest_vram.keeper.residue import BEFORE_TESTS
 from pytest_vram.ledger import Ledger, combined
 from pytest_vram.measure.torch_memory import bounded
 from pytest_vram.readings import Measured, Reading
@@ -71,8 +72,9 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
         closed, ledger = predicting.window(run, attempt, closed)
     if closed is not None:
         closed = _with_torch(run, attempt, closed)
-        # What this test left behind itself, in an attempt before or before its window, excuses nothing.
-        others = [residue for residue in closed.residues if residue.test != attempt.key]
+        # What this test left behind itself, in an attempt before or before its window, excuses nothing; nor does what
+        # no test has left behind.
+        others = [residue for residue in closed.residues if residue.test not in (attempt.key, BEFORE_TESTS)]
         closed = msgspec.structs.replace(closed, residues=others)
         if backends and not run.predicted:
             ledger = combined(backend.boot.ledger() for backend in backends).against(_totals(closed))

@@ -15,6 +15,7 @@ import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,15 +24,19 @@ from pytest_vram.errors import KeeperError, KeeperLost
 from pytest_vram.judging import Judgement, broken, judge
 from pytest_vram.keeper import Promise
 from pytest_vram.keeper.messages import Close, Closed, Open, Opened
-from pytest_vram.leases import BoardTrouble, Gate, shared_folder
 from pytest_vram.measure.torch_memory import Allocator
 from pytest_vram.outcomes import INCONCLUSIVE
 from pytest_vram.readings import Measured, Reading
 from pytest_vram.report.records import Outcome, TestRecord
 from pytest_vram.run import Attempt, Plan, Run
 
+if TYPE_CHECKING:
+    from pytest_vram.leases import Gate
+
 #: Folder in the run's own, of its gates where runs do not share any (:mod:`pytest_vram.keeper.meeting`).
 OWN_GATES = "leases"
+#: Intervals after which a shared window is closed also where that has to wait for a keeper that is behind.
+_OLDEST = 20
 _GRAVEST = ("error", "failed", "inconclusive")
 Location = tuple[str, int | None, str]
 
@@ -131,6 +136,8 @@ class Shared:
             place = self._place(judged)
             if place is None:
                 return True
+            from pytest_vram.leases import Gate  # needs record locks, which not every platform has
+
             self._gate = Gate(place[0], self.run.identity.id, os.getpid(), place[1])
         return self._gate.enter()
 
@@ -144,6 +151,8 @@ class Shared:
             welcome = run.keeper().welcome
             return Path(welcome.lease_folder or os.devnull), welcome.lease_devices
         if run.settings.leases:
+            from pytest_vram.leases import BoardTrouble, shared_folder
+
             with contextlib.suppress(BoardTrouble):  # the keeper, once there is one, says so in the report
                 return shared_folder(), devices
         own = Path(run.identity.folder, OWN_GATES)
@@ -163,8 +172,14 @@ class Shared:
     # ------------------------------------------------------------ tests
 
     def is_due(self) -> bool:
-        """Whether the shared window is an interval old."""
-        return self._window is not None and self._clock() - self._window.opened >= self.interval
+        """Whether the shared window is an interval old, and the keeper has time for the next one.
+
+        A busy machine is no reason to wait for it after each test; but no window grows older than a few intervals.
+        """
+        if self._window is None:
+            return False
+        age = self._clock() - self._window.opened
+        return age >= self.interval and (age >= self.interval * _OLDEST or self.run.caught_up())
 
     def lasted(self, test: Quick) -> bool:
         """Whether a test lasted an interval or longer, so that its own report must carry its verdict."""

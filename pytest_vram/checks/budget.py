@@ -307,7 +307,8 @@ def _case_text(verdict: Verdict, case: _Case, what: str, limit_from: str, closed
             (
                 "to mend it",
                 "free the memory in a teardown that also runs when the test fails, or give what holds it a process"
-                " of its own that ends with the test",
+                " of its own that ends with the test; where both tests share a fixture that holds it on purpose, the"
+                " limit must have room for it",
             )
         )
     elif predicted and figure.upper > limit:

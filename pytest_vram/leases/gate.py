@@ -7,6 +7,7 @@ alone keeps it. Each process inside holds the byte of its own PID, so that who i
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-if sys.platform != "win32":
+with contextlib.suppress(ImportError):  # where there are no record locks, nobody asks for one
     import fcntl
 
 _TURNSTILE = 0

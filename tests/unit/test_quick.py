@@ -37,10 +37,14 @@ class FakeRun(Run):
         super().__init__(settings, read(None), new_identity(Path.cwd()), role="controller", worker=None)
         self.replies = list(replies)
         self.sent: list[object] = []
+        self.prompt = True
 
     def ahead(self, *requests: object) -> list[Any]:
         self.sent.extend(requests)
         return [_Promise(Opened(window=1, t=0) if isinstance(one, Open) else self.replies.pop(0)) for one in requests]
+
+    def caught_up(self) -> bool:
+        return self.prompt
 
     def result(self, promise: Any) -> Any:
         if isinstance(promise.reply, Exception):
@@ -201,6 +205,21 @@ def test_windows_turn_over_without_waiting_and_lose_nobody() -> None:
     shared.close()
     assert outcomes(shared.pending) == {"0": "passed", "1": "failed", "2": "failed"}
     assert sorted(late.nodeid[-1] for batch in shared.pending for late in batch.late) == ["1", "2"]
+
+
+def test_a_keeper_that_is_behind_holds_up_nobody_for_long() -> None:
+    """A window grows past its interval while the keeper is behind, but not for ever."""
+    clock = Clock()
+    run = FakeRun(closed(1))
+    run.prompt = False
+    shared, _ = series(run, [(0, MS)], clock)
+    clock.now = 50 * MS
+    assert not shared.is_due()
+    run.prompt = True
+    assert shared.is_due()
+    run.prompt = False
+    clock.now = 500 * MS
+    assert shared.is_due()
 
 
 def test_the_window_is_named_after_the_test_that_lasted() -> None:
