@@ -1,0 +1,168 @@
+"""Admission without a keeper around it: one queue, what its backends hold, and what cannot be waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+import pytest
+
+from pytest_vram.errors import LeaseError
+from pytest_vram.keeper import admission as module
+from pytest_vram.keeper.admission import Admission, Ask, Ticket
+from pytest_vram.keeper.room import Holding, Room
+from pytest_vram.keeper.telling import waiting_lines
+from pytest_vram.leases import MOST_PASSED
+
+
+class Small(Room):
+    """A device of 100 bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys = {"gpu0": "card"}
+        self.devices = frozenset({"card", self.own})
+        self.ceilings = {"card": 100}
+
+
+def run(work: Awaitable[None]) -> None:
+    async def main() -> None:
+        await asyncio.wait_for(work, 20)
+
+    asyncio.run(main())
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def need(size: int, name: str = "t", *uses: str) -> Ask:
+    return Ask(name=name, need={"gpu0": size}, uses=frozenset(uses))
+
+
+Later = asyncio.Future[Ticket]
+
+
+async def asked(admission: Admission, holder: int, ask: Ask, *, exclusive: bool = False) -> Later:
+    later = asyncio.ensure_future(admission.enter(holder, exclusive, ask))
+    await settle()
+    return later
+
+
+def test_nobody_is_passed_for_ever() -> None:
+    """Small tests pass a large one a stated number of times; then they wait behind it."""
+
+    async def work() -> None:
+        admission = Admission(Small())
+        held = await admission.enter(1, False, need(50))
+        large = await asked(admission, 2, need(100))
+        for _ in range(MOST_PASSED):
+            admission.leave(await admission.enter(3, False, need(50)))
+        late = await asked(admission, 3, need(50))
+        assert not late.done()
+        assert not large.done()
+        admission.leave(held)
+        await settle()
+        assert large.done()
+        assert not late.done()
+        admission.leave(large.result())
+        assert large.result().passed == MOST_PASSED
+        await late
+
+    run(work())
+
+
+def test_a_plain_test_passes_those_who_need_room() -> None:
+    """A test that needs nothing does not wait for those who need room."""
+
+    async def work() -> None:
+        admission = Admission(Small())
+        await admission.enter(1, False, need(50))
+        large = await asked(admission, 2, need(100))
+        for holder in range(3, 3 + 2 * MOST_PASSED):
+            await admission.enter(holder, False, Ask())
+        assert not large.done()
+
+    run(work())
+
+
+def test_idle_backends_are_ended_longest_idle_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more backends are ended than the test needs, and none that is used, attached to, or the test's own."""
+    monkeypatch.setattr(module, "LINGER", 0.0)
+
+    async def work() -> None:
+        admission = Admission(Small())
+        holdings = {
+            name: Holding(f"{name}#1", name, {"card": 20}, attached=name == "attached", used=name == "used")
+            for name in ("attached", "used", "own", "old", "new")
+        }
+        ended: list[str] = []
+        admission.backends.holdings = lambda: list(holdings.values())
+        admission.backends.end = lambda label, reason: ended.append(label)
+        new = holdings.pop("new")
+        admission.wake()
+        holdings["new"] = new
+        needy = await asked(admission, 1, need(40, "t", "own"))
+        assert ended == ["old#1"]
+        admission.wake()
+        assert ended == ["old#1"]
+        del holdings["old"]
+        admission.wake()
+        await needy
+        admission.close()
+
+    run(work())
+
+
+def test_a_backend_lingers_between_two_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With several workers a backend that has just become idle is not ended at once: the next test may want it."""
+    monkeypatch.setattr(module, "LINGER", 3600.0)
+
+    async def work() -> None:
+        admission = Admission(Small())
+        ended: list[str] = []
+        admission.backends.holdings = lambda: [Holding("b#1", "b", {"card": 80})]
+        admission.backends.end = lambda label, reason: ended.append(label)
+        admission.backends.workers = lambda: 2
+        waits = await asked(admission, 1, need(50))
+        assert ended == []
+        for _ in range(MOST_PASSED):
+            admission.leave(await admission.enter(2, False, need(90, "t", "b")))
+        admission.wake()
+        assert ended == ["b#1"]
+        waits.cancel()
+        admission.close()
+
+    run(work())
+
+
+def test_a_step_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When another process does not end its step at the board, those who wait are told; it is never a hang."""
+    monkeypatch.setattr(module, "MOST_STEP", 0.05)
+
+    async def work() -> None:
+        admission = Admission(Small())
+        monkeypatch.setattr(admission._meeting, "begin", lambda: False)
+        with pytest.raises(LeaseError, match=r"another process has held .*mutex.*--vram-leases=off"):
+            await admission.enter(1, False, need(1))
+
+    run(work())
+
+
+def test_waiting_lines_tell_what_matters() -> None:
+    """A line names the test, its worker, what it waits for, for how long, and who holds it."""
+    row = {
+        "mine": True,
+        "name": "t.py::test",
+        "worker": "gw1",
+        "takes": {"gpu0": 1 << 30},
+        "exclusive": False,
+        "seconds": 7.4,
+        "for": ["a holds it"],
+    }
+    expected = "vram: t.py::test (gw1) waits for 1,024 MiB of gpu0, 7 s so far: a holds it"
+    assert waiting_lines([row]) == [expected]
+    assert waiting_lines([{**row, "seconds": 1.0}, {**row, "mine": False}]) == []
+    (line,) = waiting_lines([{**row, "exclusive": True, "worker": "", "for": []}])
+    assert line == "vram: t.py::test waits for the device to itself, 7 s so far"
