@@ -18,8 +18,11 @@ from pytest_vram.keeper.tickets import Ticket as Ticket
 from pytest_vram.keeper.tickets import boot_clock
 from pytest_vram.leases import MOST_PASSED, Decision, Lease, Sheet, Waiting, Want, World, decide, deficit
 
-#: Seconds between two looks: while something may end without a word, other runs are here, or only figures may change.
-_SOON, _OTHERS, _FIGURES = 0.005, 0.02, 0.1
+#: Seconds between two looks: while something may end without a word, the same once the wait is long, and while only
+#: figures may change.
+_SOON, _LONG, _FIGURES = 0.005, 0.02, 0.1
+#: Seconds of waiting after which a few milliseconds more do not matter.
+_PATIENT = 10.0
 #: Seconds for which a backend must have been idle before it is ended for another test: between two tests of the same
 #: backend there is a moment in which nobody uses it.
 LINGER = 0.2
@@ -519,7 +522,7 @@ class Admission:
         now = time.monotonic()
         self._late = self._late or now
         if now - self._late < MOST_STEP:
-            self._again(_STEP_AGAIN if now - self._late < 0.1 else _OTHERS)
+            self._again(_STEP_AGAIN if now - self._late < 0.1 else _LONG)
             return
         self._late = None
         sentence = self._meeting.stuck(MOST_STEP)
@@ -530,10 +533,10 @@ class Admission:
 
     def _arm(self) -> None:
         """Look again after a while, where something may change without a word."""
-        if any(ticket.exclusive for ticket in self._waiting.values()):
-            self._again(_SOON)
-        elif self._waiting:
-            self._again(_FIGURES if self._meeting.by_itself else _OTHERS)
+        if self._waiting:
+            alone = any(ticket.exclusive for ticket in self._waiting.values())
+            long = boot_clock() - max(ticket.since for ticket in self._waiting.values()) > _PATIENT * 1e9
+            self._again(_FIGURES if self._meeting.by_itself and not alone else _LONG if long else _SOON)
         elif self._idle:
             self._again(_FIGURES)
         else:
