@@ -43,6 +43,8 @@ class Core:
         self.known_label: Callable[[str], bool] = lambda label: False
         self.label_of_session: Callable[[int], str | None] = lambda session: None
         self.only_label: Callable[[], str | None] = lambda: None
+        self.holders: Callable[[str], str] = lambda but: ""
+        self.on_tick: Callable[[], None] = lambda: None
         probes = open_probes(launch.devices, launch.rpc)
         found = [probe for probe in probes if not isinstance(probe, Unmeasurable)]
         self.ballast = Ballast(launch.socket)
@@ -183,6 +185,7 @@ class Core:
             if now - block.t0 >= _BLOCK:
                 self._flush(label, block)
                 block.begin(now)
+        self.on_tick()
 
     def flush(self) -> None:
         """Write what the sample blocks hold."""
