@@ -72,10 +72,12 @@ class Server:
         return (self.api_key,) if self.api_key else ()
 
     def alive(self) -> bool:
-        """Whether its main process runs, asked now."""
-        if self.process is not None:
-            return self.process.poll() is None
-        return self.pid > 0 and procfs.alive(self.pid, self.start)
+        """Whether its main process runs, asked now; one that was killed and is on its way out does not."""
+        if self.process is not None and self.process.poll() is not None:
+            return False
+        stat = procfs.read_stat(self.pid) if self.pid > 0 else None
+        running = stat is not None and stat.start == self.start and stat.state not in "ZX"
+        return running and stat is not None and not stat.flags & procfs.EXITING
 
     def watch_end(self) -> None:
         """Set :attr:`gone` when the main process ends."""
