@@ -38,17 +38,25 @@ class Member:
     ``name#generation``.
 
     :ivar nested: it belongs to another run within this one, whose keeper sets marks back as well.
+    :ivar root: PID of the pytest process that it is or came from, also when that has ended; ``None`` where that cannot
+        be told, and for backends, which come from the keeper.
     """
 
-    __slots__ = ("name", "nested", "owner", "parent", "pid", "start")
+    __slots__ = ("name", "nested", "owner", "parent", "pid", "root", "start")
 
-    def __init__(self, stat: procfs.Stat, owner: str, *, nested: bool = False) -> None:
+    def __init__(self, stat: procfs.Stat, owner: str, *, nested: bool = False, root: int | None = None) -> None:
         self.pid = stat.pid
         self.start = stat.start
         self.name = stat.name
         self.parent = stat.parent
         self.owner = owner
         self.nested = nested
+        self.root = stat.pid if owner == PYTEST else root
+
+    @property
+    def passes_on(self) -> int | None:
+        """The root of its children."""
+        return self.pid if self.owner == PYTEST else self.root
 
 
 class Members:
@@ -91,8 +99,10 @@ class Members:
         self._dead: dict[int, str | None] = {}
         #: Seen before they executed a program, with their owners.
         self._young: dict[int, str] = {}
+        #: The roots of what comes from processes of the two tables above.
+        self._roots: dict[int, int | None] = {}
         self._waiting: set[int] = set()
-        self._images: dict[tuple[bytes, ...], str] = {}
+        self._images: dict[tuple[bytes, ...], tuple[str, int | None]] = {}
         self._use_images = procfs.randomised(proc)
         self._groups: dict[frozenset[str], list[int]] | None = None
         self._by_children = procfs.children(reaper, proc) is not None if reaper else False
@@ -129,8 +139,9 @@ class Members:
         old = self._members.get(pid)
         if old is not None and old.start == stat.start:
             old.owner = owner
-            self._remember(stat, owner)
+            self._remember(stat, old)
             self._groups = None
+            self._take_root(old)
             return old
         member = Member(stat, owner)
         if not history:
@@ -138,6 +149,7 @@ class Members:
         if owner == PYTEST:
             self._oldest = stat.start if self._oldest is None else min(self._oldest, stat.start)
         self._add(member, stat)
+        self._take_root(member)
         # Its children may have been seen before, as somebody else's.
         self._strangers.clear()
         self._count = self._looked_count = None
@@ -150,6 +162,7 @@ class Members:
             self._remove(pid)
             # A zombie keeps its PID for a while and may not join again. Its children are its owner's.
             self._dead[pid] = _inherited(member.owner)
+            self._roots[pid] = member.passes_on
             self._leave(member)
 
     def release(self, owner: str) -> None:
@@ -158,6 +171,18 @@ class Members:
             self._remove(member.pid)
             self._strangers.add(member.pid)
             self._leave(member)
+
+    def _take_root(self, member: Member) -> None:
+        """Let a process that says that it is pytest be the root of what it started before it said so."""
+        if member.owner != PYTEST:
+            return
+        member.root = member.pid
+        below = {member.pid}
+        # Parents join before their children.
+        for one in self._members.values():
+            if one.parent in below and one.owner == TEST:
+                one.root = member.pid
+                below.add(one.pid)
 
     def _leave(self, member: Member) -> None:
         self._ended.append(member)
@@ -222,18 +247,19 @@ class Members:
     def _add(self, member: Member, stat: procfs.Stat | None = None) -> None:
         self._members[member.pid] = member
         self._young.pop(member.pid, None)
+        self._roots.pop(member.pid, None)
         self._groups = None
         self.joined.append(member)
         if member.nested:
             self.nested.add(member.pid)
         if stat is not None:
-            self._remember(stat, member.owner)
+            self._remember(stat, member)
 
-    def _remember(self, stat: procfs.Stat, owner: str) -> None:
+    def _remember(self, stat: procfs.Stat, member: Member) -> None:
         """Keep the image of a member, also after its end: its forks are told by it."""
         if stat.image and self._use_images:
             # A fork of a process that has the same image belongs to what its parent belongs to.
-            self._images[stat.image] = _inherited(owner)
+            self._images[stat.image] = (_inherited(member.owner), member.passes_on)
             while len(self._images) > _MOST_IMAGES:
                 del self._images[next(iter(self._images))]
 
@@ -268,6 +294,8 @@ class Members:
             self.forget(pid)
         self._dead = {pid: owner for pid, owner in self._dead.items() if pid in present}
         self._young = {pid: owner for pid, owner in self._young.items() if pid in present}
+        kept = self._dead.keys() | self._young.keys()
+        self._roots = {pid: root for pid, root in self._roots.items() if pid in kept}
         self._waiting.clear()
         known = self._members.keys() | self._strangers | self._excluded | self._dead.keys()
         fresh = {pid: stat for pid in present - known if (stat := procfs.read_stat(pid, self.proc)) is not None}
@@ -310,6 +338,7 @@ class Members:
             self._waiting.add(pid)
         elif self._too_young(stat) or self._may_be_pytest(stat):
             self._young[pid] = owner
+            self._roots.setdefault(pid, self._root(stat))
         else:
             # What was seen young was seen in time.
             self._join(stat, owner, looked if seen is None else None)
@@ -334,10 +363,25 @@ class Members:
         return self._by_image(stat) or (TEST if self._marked(stat) else None)
 
     def _by_image(self, stat: procfs.Stat) -> str | None:
-        return self._images.get(stat.image) if stat.flags & procfs.FORKED_NOT_EXECUTED else None
+        found = self._images.get(stat.image) if stat.flags & procfs.FORKED_NOT_EXECUTED else None
+        return None if found is None else found[0]
+
+    def _root(self, stat: procfs.Stat) -> int | None:
+        """The pytest process that a new process of a test came from."""
+        if stat.pid in self._roots:
+            # Seen young: its parent may be another one by now.
+            return self._roots[stat.pid]
+        above = self._members.get(stat.parent)
+        if above is not None:
+            return above.passes_on
+        if stat.parent in self._roots:
+            return self._roots[stat.parent]
+        found = self._images.get(stat.image) if stat.flags & procfs.FORKED_NOT_EXECUTED else None
+        return None if found is None else found[1]
 
     def _join(self, stat: procfs.Stat, owner: str, looked: float | None) -> None:
-        member = Member(stat, owner, nested=owner == TEST and self._is_nested is not None and self._is_nested(stat))
+        nested = owner == TEST and self._is_nested is not None and self._is_nested(stat)
+        member = Member(stat, owner, nested=nested, root=self._root(stat) if owner == TEST else None)
         stray = self._marked is not None and stat.parent != self._reaper and stat.parent not in self._members
         if stray and looked is not None and procfs.age(stat) - _TICKS > procfs.boot_clock() - looked:
             # Its mark tells of all its life; what was before the last look belongs to windows that may be closed.

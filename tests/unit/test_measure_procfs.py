@@ -315,6 +315,44 @@ def test_a_worker_that_has_not_yet(machine: Machine) -> None:
     assert sorted(found.run()) == [200, 201]
 
 
+def test_everything_has_its_root(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process keeps the pytest process that it came from, though all between them end; a stray has none."""
+    monkeypatch.setattr(procfs, "shares_memory", lambda pid, parent: False)
+    found = members(machine, marked=lambda stat: stat.pid == 400)
+    found.adopt(100, PYTEST)
+    machine.add(110, 100)
+    found.adopt(110, PYTEST)
+    for pid, parent in ((200, 100), (300, 110), (301, 300), (400, 1)):
+        machine.add(pid, parent, start=2000)
+    found.scan()
+    machine.remove(300)
+    machine.add(301, 1, start=2000)
+    machine.add(302, 301, start=2000)
+    machine.add(500, 301, flags=procfs.FORKED_NOT_EXECUTED, start=2000)
+    found.scan()
+    machine.add(500, 1, flags=procfs.FORKED_NOT_EXECUTED, start=2000)
+    found.scan()
+    roots = {member.pid: member.root for member in found.all()}
+    assert roots == {100: 100, 110: 110, 200: 100, 301: 110, 302: 110, 400: None, 500: 110}
+
+
+def test_a_worker_is_the_root_of_what_it_had_started(machine: Machine) -> None:
+    """What a worker started before it introduced itself is its own, and not the controller's; a server is nobody's."""
+    found = members(machine)
+    found.adopt(100, PYTEST)
+    machine.add(200, 100)
+    machine.add(300, 200)
+    machine.add(301, 300)
+    machine.add(400, 100)
+    machine.add(500, 50)
+    found.adopt(500, "agent#1")
+    found.scan()
+    assert [member.root for member in found.all() if member.pid in (200, 300, 301)] == [100, 100, 100]
+    found.adopt(200, PYTEST)
+    roots = {member.pid: member.root for member in found.all()}
+    assert roots == {100: 100, 200: 200, 300: 200, 301: 200, 400: 100, 500: None}
+
+
 def test_a_late_root_brings_its_children(machine: Machine) -> None:
     """Processes that were strangers' join when their root does."""
     machine.add(200, 1)
