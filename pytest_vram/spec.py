@@ -116,6 +116,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     :ivar own_port: refuse a port whose listener is not one of this server's processes.
     :ivar pid: process to watch (``attach``). :ivar process: name of processes to watch (``attach``).
     :ivar stop_grace: seconds between SIGTERM and SIGKILL.
+    :ivar sole: what it needs that serves one server at a time: endpoints ``host:port`` of RPC devices.
     """
 
     name: str
@@ -135,6 +136,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     process: str | None = None
     boot_timeout: float = 120.0
     stop_grace: float = 5.0
+    sole: list[str] = []
 
     @property
     def key(self) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -95,6 +96,7 @@ class LlamaServer(Engine):
             port_pattern=PORT_PATTERN,
             health="/health",
             boot_timeout=spec.boot_timeout,
+            sole=_endpoints(argv),
         )
 
     def _placement(self, spec: BackendSpec, context: PlanContext, known: flags.Help) -> list[str]:
@@ -218,6 +220,14 @@ class LlamaServer(Engine):
             context_per_slot=per_slot,
             model=model,
         )
+
+
+def _endpoints(argv: Sequence[str]) -> list[str]:
+    """RPC devices of a command line: each serves one client at a time (the accept loop of ggml-rpc.cpp)."""
+    values = [value for name, value in itertools.pairwise(argv) if name == "--rpc"]
+    values += [word.partition("=")[2] for word in argv if word.startswith("--rpc=")]
+    parts = [part.strip() for value in values for part in value.split(",")]
+    return [part for part in parts if part.rpartition(":")[2].isdigit()]
 
 
 def _number(value: object) -> int | None:

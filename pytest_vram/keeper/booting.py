@@ -12,7 +12,7 @@ import time
 
 from pytest_vram.bootlog import Failure, Follower
 from pytest_vram.errors import BadInput, BootFailed, BootTimeout
-from pytest_vram.keeper import health, processes
+from pytest_vram.keeper import health, processes, sole
 from pytest_vram.keeper.core import Core
 from pytest_vram.keeper.logs import CappedLog, LogReader
 from pytest_vram.keeper.messages import BACKEND_MARK, RUN_MARK, BootPhase
@@ -439,9 +439,12 @@ class Boot:
             state = f"its health check said: {self._last_answer or 'nothing yet'}"
         else:
             state = "it did not say that it was ready"
+        core = self._core
+        ours = {core.pid, *(member.pid for member in core.members.of(self._server.label))}
+        others = "".join(f" {sentence}." for sentence in sole.clients(plan, ours))
         return self._with_evidence(
             f"Backend {plan.name!r} was not ready within {waited} (boot_timeout): it reached phase {self._phase!r},"
-            f" {state}."
+            f" {state}.{others}"
         )
 
     def _mark(self) -> int | None:

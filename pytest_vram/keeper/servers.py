@@ -6,8 +6,8 @@ import asyncio
 import time
 from typing import Any
 
-from pytest_vram.errors import BackendDied, BackendError, BootFailed, KeeperError, VramError
-from pytest_vram.keeper import health, processes
+from pytest_vram.errors import BackendDied, BackendError, BootFailed, BootTimeout, KeeperError, VramError
+from pytest_vram.keeper import health, processes, sole
 from pytest_vram.keeper.booting import Boot, asked, ending, with_evidence
 from pytest_vram.keeper.core import Core, file_name
 from pytest_vram.keeper.logs import MOST
@@ -22,6 +22,8 @@ from pytest_vram.units import mib
 
 #: Starts of one plan that may fail in a row: a suite must not wait for the same boot timeout in every test.
 MOST_FAILURES = 3
+#: Seconds between two looks at a device that another server has.
+_LOOK_AGAIN = 0.05
 
 
 class Servers:
@@ -160,6 +162,7 @@ class Servers:
             await self._look_after(server)
             server = self._by_key.get(key)
         if server is None or server.state != "ready" or not server.alive():
+            self._refuse_both(plan, window)
             task = self._booting.get(key)
             if task is None:
                 fresh = True
@@ -204,6 +207,7 @@ class Servers:
         await self._windows.settling.baseline()
         await self.make_room(plan)
         await self._windows.settling.stopped()
+        await self._until_free(plan)
         core = self._core
         server = self._new(plan)
         self._starting[server.label] = server
@@ -228,6 +232,41 @@ class Servers:
         self._changed()
         asyncio.ensure_future(self._guard(server)).add_done_callback(lambda task: task.cancelled() or task.exception())
         return server
+
+    def _refuse_both(self, plan: LaunchPlan, window: Window | None) -> None:
+        """Refuse a test that would wait for itself.
+
+        :raises BootFailed: what this plan needs for itself is held by a backend that the same test uses.
+        """
+        other = sole.holder(plan, self._all())
+        if other is None or window is None:
+            return
+        if any(user.holder == window.holder for user in self._windows.using(other)):
+            raise BootFailed(
+                f"Backend {plan.name!r} cannot be started beside backend {other.label}, which the same test uses:"
+                f" RPC device {sole.shared(plan, other)} serves one server at a time. Give each of them a device of its"
+                " own."
+            )
+
+    async def _until_free(self, plan: LaunchPlan) -> None:
+        """Wait until no other server has what this plan needs for itself; one that nobody uses is ended.
+
+        :raises BootTimeout: others use it for too long.
+        """
+        deadline = time.monotonic() + plan.boot_timeout
+        while (other := sole.holder(plan, self._all())) is not None:
+            what = f"{sole.shared(plan, other)} serves one server at a time"
+            users = self._windows.using(other)
+            if other.state == "ready" and not users:
+                await self._stop(other, f"{what}, and backend {plan.name!r} is started")
+                continue
+            if time.monotonic() >= deadline:
+                by = f", used by {users[0].name}" if users else ""
+                raise BootTimeout(
+                    f"Backend {plan.name!r} was not started within {plan.boot_timeout:g} s (boot_timeout): RPC device"
+                    f" {what}, and backend {other.label} has it{by}."
+                )
+            await asyncio.sleep(_LOOK_AGAIN)
 
     def _new(self, plan: LaunchPlan) -> Server:
         core = self._core

@@ -177,7 +177,7 @@ def connection(ours: Collection[int], pid: int, proc: str = "/proc") -> str | No
     clients = {
         one.inode: one
         for one in table
-        if one.state == _ESTABLISHED and one.inode and one.remote_port in ports and _here(one)
+        if one.state == _ESTABLISHED and one.inode and one.remote_port in ports and is_here(one)
     }
     peers = unix_peers() if sockets and proc == "/proc" else {}
     for mine in ours:
@@ -192,7 +192,7 @@ def connection(ours: Collection[int], pid: int, proc: str = "/proc") -> str | No
     return None
 
 
-def _here(one: TcpSocket) -> bool:
+def is_here(one: TcpSocket) -> bool:
     """Whether the other end is this machine: whoever connects to an address of it comes from the same address."""
     remote = one.remote_address
     return remote == one.address or (len(remote) == 8 and remote.endswith("7F")) or remote == _LOOPBACK_6

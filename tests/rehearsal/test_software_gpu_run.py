@@ -173,3 +173,31 @@ def test_a_budget_on_the_device_fails_with_its_largest_bucket(
     assert "gpu0" in text
     assert "rpc-hwm" in text
     assert "weights" in text
+
+
+def test_a_device_that_serves_one_server_at_a_time(
+    pytester: pytest.Pytester, inner: Inner, gpus: tuple[SoftwareGpu, ...]
+) -> None:
+    """Two variants of a backend on one RPC device, asked for by two workers, run one after the other; a test that wants
+    both at once is told why it cannot have them."""
+    write_llama(pytester.path / "m.gguf", Shape())
+    text = spec(pytester.path / "m.gguf", context=256, rpc=gpus[0].endpoint, **{"n-gpu-layers": 99})
+    pytester.path.joinpath("vram.toml").write_text(text)
+    pytester.makepyfile(
+        """
+import pytest
+
+@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize("context", [256, 512])
+def test_variant(context, turn, vram_backends):
+    backend = vram_backends.acquire(vram_backends.spec("tiny", ctx_size=context))
+    assert backend.client.complete("a b", max_tokens=2).tokens_out
+
+def test_both(vram_backends):
+    vram_backends.acquire(vram_backends.spec("tiny", ctx_size=256))
+    vram_backends.acquire(vram_backends.spec("tiny", ctx_size=512))
+"""
+    )
+    result = inner("--vram-device=cpu", "-n2")
+    result.assert_outcomes(passed=6, errors=1)
+    result.stdout.fnmatch_lines(["*cannot be started beside backend tiny#*serves one server at a time*"])
