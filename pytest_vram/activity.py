@@ -208,8 +208,8 @@ class Activity:
         """
         if self.run.is_copy:
             return
-        if ATTEMPT in item.stash:
-            del item.stash[ATTEMPT]
+        # Of an attempt before, of whose teardown nobody made a report.
+        self._leave(item)
         plan = self._plan(item)
         if plan.backend is not None and plan.backend not in self.run.specs.backends:
             known = specfile.known(self.run.specs.backends, plan.backend)
@@ -321,6 +321,7 @@ class Activity:
         """The test is over, teardown included."""
         attempt = item.stash.get(ATTEMPT, None)
         if attempt is not None:
+            del item.stash[ATTEMPT]
             if attempt.gated:
                 attempt.gated = False
                 self.shared.leave()

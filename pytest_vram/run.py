@@ -27,6 +27,7 @@ from pytest_vram.keeper.messages import (
     DeviceInfo,
     Figures,
     Launch,
+    Leave,
     Note,
     Now,
     Open,
@@ -86,6 +87,7 @@ class Attempt:
     :ivar judged: whether it stands in the report and is held against limits. :ivar gated: whether it has entered the
         gate of this process. :ivar waited: seconds before it could begin, with ``waited_for`` what was wanted.
     :ivar earlier: findings on the part of it that came before its window. :ivar allocators: torch's, in its window.
+    :ivar admitted: its windows, with the keepers that opened them: until it leaves, others wait for what it holds.
     """
 
     def __init__(self, key: str, plan: Plan, number: int) -> None:
@@ -103,6 +105,7 @@ class Attempt:
         self.uses: list[str] = []
         self.earlier: list[Finding] = []
         self.allocators: list[Allocator] = []
+        self.admitted: list[tuple[KeeperClient, int]] = []
 
 
 class Run:
@@ -405,6 +408,7 @@ class Run:
         except KeeperLost:
             opened = self.call(request)
         assert isinstance(opened, Opened)
+        attempt.admitted.append((self.keeper(), opened.window))
         self.torch.begin()
         attempt.window = opened.window
         attempt.waited, attempt.waited_for = opened.waited, list(opened.waited_for)
@@ -424,10 +428,17 @@ class Run:
         return closed
 
     def leave(self, attempt: Attempt) -> None:
-        """The attempt is over, teardown included."""
+        """The attempt is over, teardown included: only now may others have the memory that it was admitted for."""
         if attempt.window is not None:
             with contextlib.suppress(KeeperError):
                 self.end(attempt, {})
+        for client, window in attempt.admitted:
+            if client is self._client:
+                try:
+                    client.send(Leave(window=window))
+                except KeeperError:
+                    self._forget()
+        attempt.admitted.clear()
         if self.attempt is attempt:
             self.attempt = None
 

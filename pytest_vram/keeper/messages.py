@@ -78,7 +78,7 @@ class Open(_Message, frozen=True, kw_only=True):
 
 
 class Close(_Message, frozen=True, kw_only=True):
-    """Close a window. → :class:`Closed`.
+    """Close a window. → :class:`Closed`. What a test was admitted for stays its own until :class:`Leave`.
 
     :ivar name: what it is called from now on; several tests may have shared it, and one of them is what it is about.
     """
@@ -86,6 +86,12 @@ class Close(_Message, frozen=True, kw_only=True):
     window: int
     name: str = ""
     record: dict[str, Any] = {}
+
+
+class Leave(_Message, frozen=True, kw_only=True):
+    """The test of this window is over, its teardown included: others may have what it was admitted for. *No reply.*"""
+
+    window: int
 
 
 class Peek(_Message, frozen=True, kw_only=True):
@@ -409,7 +415,21 @@ class Failed(_Message, frozen=True, kw_only=True):
 
 
 Request = (
-    Hello | Open | Close | Peek | Now | Acquire | Prepare | Restart | Stop | Turn | EndTurn | Note | Status | Finish
+    Hello
+    | Open
+    | Close
+    | Leave
+    | Peek
+    | Now
+    | Acquire
+    | Prepare
+    | Restart
+    | Stop
+    | Turn
+    | EndTurn
+    | Note
+    | Status
+    | Finish
 )
 Reply = Welcome | Opened | Closed | Figures | Running | Granted | Done | State | Failed
 

@@ -33,6 +33,7 @@ from pytest_vram.keeper.messages import (
     Granted,
     Hello,
     Launch,
+    Leave,
     Note,
     Now,
     Open,
@@ -335,6 +336,7 @@ class Service:
             self._abandon(window)
         for window in self.windows.of(connection.number):
             self._abandon(window)
+        self.windows.leave_all(connection.number)
         if connection.role == "controller" and not any(
             other.role == "controller" for other in self._connections.values()
         ):
@@ -360,6 +362,9 @@ class Service:
             case Close():
                 await self.servers.notice(self.windows.get(request.window))
                 return self.windows.close(request.window, record=request.record, name=request.name)
+            case Leave():
+                self.windows.leave(request.window, connection.number)
+                return None
             case Peek():
                 return self.windows.peek(request.window)
             case Now():

@@ -256,6 +256,18 @@ class Windows:
         shares = [held for window in self.using(server) for held in window.span.shares.values()]
         return max((held.bytes for held in shares if held.pid == server.pid and held.device == "host"), default=None)
 
+    def leave(self, number: int, holder: int) -> None:
+        """The test of this window is over, its teardown included: what it was admitted for is given back."""
+        ticket = self._tickets.get(number)
+        if ticket is not None and ticket.holder == holder:
+            del self._tickets[number]
+            self.admission.leave(ticket)
+
+    def leave_all(self, holder: int) -> None:
+        """A connection is gone: what its tests were admitted for is given back."""
+        for number in [number for number, ticket in self._tickets.items() if ticket.holder == holder]:
+            self.leave(number, holder)
+
     def peek(self, number: int) -> Closed:
         """Figures of an open window so far."""
         window = self.get(number)
@@ -285,9 +297,6 @@ class Windows:
         core = self._core
         core.timeline.close(window.span)
         del self._open[window.number]
-        ticket = self._tickets.pop(window.number, None)
-        if ticket is not None:
-            self.admission.leave(ticket)
         if window.kind == "test":
             self._look_for_residues()
         closed = self._closed(window, t)

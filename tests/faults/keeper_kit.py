@@ -16,7 +16,7 @@ import msgspec
 
 from pytest_vram.journal import FILE_NAME, Journal
 from pytest_vram.keeper import KeeperClient, ensure, socket_path, start_time
-from pytest_vram.keeper.messages import Acquire, Close, Closed, Launch, Open, Opened, Running, State, Status
+from pytest_vram.keeper.messages import Acquire, Close, Closed, Launch, Leave, Open, Opened, Running, State, Status
 from pytest_vram.measure.procfs import alive, read_stat
 from pytest_vram.spec import DeviceSpec, LaunchPlan
 
@@ -171,9 +171,12 @@ def opened(client: KeeperClient, name: str = "test", **more: Any) -> int:
     return reply.window
 
 
-def closed(client: KeeperClient, window: int) -> Closed:
+def closed(client: KeeperClient, window: int, *, leave: bool = True) -> Closed:
+    """Close a window; the test is over then, unless its teardown is to come."""
     reply = client.call(Close(window=window))
     assert isinstance(reply, Closed)
+    if leave:
+        client.send(Leave(window=window))
     return reply
 
 

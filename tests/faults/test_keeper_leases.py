@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_vram.keeper import KeeperClient
-from pytest_vram.keeper.messages import Open, Opened
+from pytest_vram.keeper.messages import Leave, Open, Opened
 from pytest_vram.keeper.telling import waiting_lines
 from pytest_vram.leases import FOLDER_VARIABLE, Gate
 from pytest_vram.readings import Reading
@@ -119,6 +119,27 @@ def test_needs_of_one_run(new_run: Callable[..., Run]) -> None:
     assert closed(third, window).waited == pytest.approx(waits.reply.waited, abs=1e-5)
     events = [(line["event"], line.get("name")) for line in run.journal("lease")]
     assert events.index(("wait", "waits")) < events.index(("released", "first")) < events.index(("granted", "waits"))
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["need", "alone"])
+@pytest.mark.parametrize("by", ["leave", "end"])
+def test_a_lease_lasts_until_the_test_leaves(new_run: Callable[..., Run], alone: bool, by: str) -> None:
+    """The window closes before the teardown; the lease is free when the test says so, or its connection ends."""
+    run = new_run().start()
+    client, worker, third = run.client(), run.client("worker"), run.client("worker")
+    asked: dict[str, Any] = {"exclusive": True} if alone else {"need": host(600)}
+    window = opened(worker, "first", **asked)
+    waits = Asking(client, "waits", need=host(500))
+    assert waits.waits()
+    closed(worker, window, leave=False)
+    third.send(Leave(window=window))  # of somebody else
+    third.send(Leave(window=77))
+    assert [row["name"] for row in status(third).waiting] == ["waits"]
+    if by == "leave":
+        worker.send(Leave(window=window))
+    else:
+        worker.close()
+    closed(client, waits.window)
 
 
 def test_a_need_beyond_everything_runs_alone(new_run: Callable[..., Run]) -> None:

@@ -67,6 +67,70 @@ def test_two_runs_at_once(pytester: pytest.Pytester) -> None:
     assert suites.overlaps(log, names) == []
 
 
+HELD = """
+import time
+import pytest
+from pytest_vram import max_vram, serial_only
+
+def note(kind, start):
+    with open({log!r}, "a") as stream:
+        stream.write(f"{{kind}} {{start}} {{time.monotonic_ns()}} 0\\n")
+
+@pytest.fixture
+def model(request):
+    start = time.monotonic_ns()
+    kind = request.node.get_closest_marker("serial_only") and "alone" or "model"
+    yield
+    time.sleep(0.15)
+    note(kind, start)
+
+@pytest.fixture
+def broken(model):
+    raise OSError("no set-up")
+
+@pytest.fixture
+def skipped(model):
+    pytest.skip("not here")
+
+@pytest.fixture
+def torn(model):
+    yield
+    raise OSError("no teardown")
+
+@max_vram("900MB")
+@pytest.mark.parametrize("how", ["model", "broken", "skipped", "torn", "model", "model"])
+def test_model(how, request):
+    request.getfixturevalue(how)
+
+@max_vram("900MB")
+def test_fixture(model):
+    pass
+
+@serial_only
+@pytest.mark.parametrize("number", range(2))
+def test_alone(number, model):
+    pass
+
+@pytest.mark.parametrize("number", range(8))
+def test_plain(number):
+    start = time.monotonic_ns()
+    time.sleep(0.05)
+    note("plain", start)
+"""
+
+
+def test_what_a_test_was_admitted_for_is_its_own_until_its_teardown_is_over(
+    pytester: pytest.Pytester, inner: Inner
+) -> None:
+    """No test runs beside the teardown of one that needs what it needs, or the device alone, however that one ends."""
+    log = pytester.path / "held.txt"
+    (pytester.path / "test_held.py").write_text(HELD.format(log=str(log)))
+    inner("-n2", "--vram-device=cpu", BUDGET).assert_outcomes(passed=15, failed=1, skipped=1, errors=1)
+    rows = [row.split()[0] for row in log.read_text().splitlines()]
+    assert (rows.count("model"), rows.count("alone"), rows.count("plain")) == (7, 2, 8)
+    assert [pair for pair in suites.overlaps(log) if pair == ("model", "model") or "alone" in pair] == []
+
+
 def test_a_worker_that_is_killed_holds_nothing(pytester: pytest.Pytester, inner: Inner) -> None:
     """The test whose worker dies is reported, its lease is free, and the others go on."""
     pytester.makepyfile(
