@@ -23,6 +23,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="
     :ivar interval_ms: median interval between samples, where sampled.
     :ivar samples: number of samples, where sampled.
     :ivar note: what a reader must know, such as "contains a process that ended between two samples".
+    :ivar blind_ms: milliseconds in which nobody looked, where that was so long that the figure says nothing of what was
+        held meanwhile: it is then a lower end only, and within no limit. ``None`` for sources that miss nothing.
     """
 
     bytes: int
@@ -34,6 +36,14 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="
     interval_ms: float | None = None
     samples: int | None = None
     note: str | None = None
+    blind_ms: float | None = None
+
+    @property
+    def blind(self) -> str | None:
+        """Why more may have been held than the figure says, in words; ``None`` where somebody looked all the time."""
+        if self.blind_ms is None:
+            return None
+        return f"for {self.blind_ms:,.0f} ms nobody looked: the keeper was stopped or starved, or the driver hung"
 
     @property
     def upper(self) -> int:
@@ -42,39 +52,56 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="
 
 
 class Unmeasurable(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="unmeasurable", omit_defaults=True):
-    """A figure that could not be measured, and why. It passes no check."""
+    """A figure that could not be measured, and why. It passes no check.
+
+    :ivar at_least: bytes that are known to have been held before or after what could not be measured; a limit below
+        them is broken all the same. ``None`` where nothing is known.
+    """
 
     reason: str
     source: str | None = None
     scope: str | None = None
     device: str | None = None
+    at_least: int | None = None
 
 
 Measured = Reading | Unmeasurable
 
 
+def least(figure: Measured) -> int | None:
+    """Bytes that were held for certain; ``None`` where nothing is known."""
+    return figure.bytes if isinstance(figure, Reading) else figure.at_least
+
+
 def larger(figures: Iterable[Measured]) -> Measured:
     """The figure whose upper end is largest, over figures of one device.
 
-    One unmeasurable figure makes the result unmeasurable: a maximum with a hole in it is not known.
-    Ends combine separately, so the result's interval holds the true maximum.
+    One unmeasurable figure makes the result unmeasurable: a maximum with a hole in it is not known; what it was at
+    least is. Ends combine separately, so the result's interval holds the true maximum.
 
     :raises ValueError: when there are no figures.
     """
     found = list(figures)
     if not found:
         raise ValueError("no figures to compare")
+    hole = next((figure for figure in found if isinstance(figure, Unmeasurable)), None)
+    if hole is not None:
+        known = [size for size in map(least, found) if size]
+        return msgspec.structs.replace(hole, at_least=max(known, default=None))
     best: Reading | None = None
     for figure in found:
-        if isinstance(figure, Unmeasurable):
-            return figure
+        assert isinstance(figure, Reading)
         if best is None:
             best = figure
             continue
         low, high = max(best.bytes, figure.bytes), max(best.upper, figure.upper)
         winner = figure if figure.upper > best.upper else best
         best = msgspec.structs.replace(
-            winner, bytes=low, at_most=high if high != low else None, exact=best.exact and figure.exact
+            winner,
+            bytes=low,
+            at_most=high if high != low else None,
+            exact=best.exact and figure.exact,
+            blind_ms=max((one.blind_ms for one in (best, figure) if one.blind_ms is not None), default=None),
         )
     assert best is not None
     return best

@@ -39,6 +39,7 @@ class Line:
         self.rise_mark: int | None = None
         self.last = Snapshot({}, None)
         self.device_fault: str | None = None
+        self.suspect = False
         self.per_process = probe.per_process
         self.sources = probe.sources
         self.sums: dict[tuple[str, frozenset[str]], Sums] = {}
@@ -83,7 +84,7 @@ class Line:
         now, before = snapshot.unlisted, self.last.unlisted
         self.unlisted = now if now is None or before is None else min(now, before)
         self.last = snapshot
-        self.device_fault = checked.device_fault
+        self.device_fault, self.suspect = checked.device_fault, checked.suspect
         self.per_process, self.sources = self.probe.per_process, self.probe.sources
         self.sums = {}
         marks, uppers, tops = self.marks, self.uppers, self.tops
@@ -172,7 +173,7 @@ class Line:
             bounded = bounded and (marked or figure.most is not None)
             disturbed = disturbed or figure.disturbed
         names = tuple(map(named, ended)) if self.host else ()
-        return Sums(held, top, most, now, count, exact, bounded, names, disturbed, fault)
+        return Sums(held, top, most, now, count, exact, bounded, names, disturbed, fault, suspect=self.suspect)
 
     def whole(self, *, rise: bool = False) -> Sums:
         """What the whole device holds, or by how much that rose."""
@@ -190,7 +191,8 @@ class Line:
             now=figure.now,
             alive=1,
             exact=marked,
-            bounded=marked or figure.most is not None,
+            # Its upper end is of this moment: what may have been in use before the run, and be of the run.
+            bounded=marked,
             disturbed=figure.disturbed,
             whole=True,
         )

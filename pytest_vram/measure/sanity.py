@@ -63,18 +63,25 @@ def capacity_of(info: DeviceInfo) -> int | None:
 
 
 class Checked(NamedTuple):
-    """A snapshot with what cannot be taken out of it. ``device_fault``: why the device's own figure was refused."""
+    """A snapshot with what cannot be taken out of it.
+
+    :ivar device_fault: why the device's own figure was refused. :ivar suspect: figures by process were refused for what
+        several reads said, so that those before are in doubt as well.
+    """
 
     snapshot: Snapshot
     device_fault: str | None = None
+    suspect: bool = False
 
 
 class Judge:
     """Looks at every snapshot of one device; host memory, which the kernel counts, is let through.
 
-    Besides single figures it refuses figures by process that together lie far above the device's, and those that
-    stand still while the device's moves and nobody listed explains it, each over :data:`READS` reads in a row. Where a
-    process that the driver does not list was seen to come and go before, standing still is only a doubt.
+    Besides single figures it refuses figures by process that together lie far above the device's, over :data:`READS`
+    reads in a row, and those that stand still while the device's moves for as many reads and nobody listed explains it.
+    That refuses the one read, and with it the windows that were open while the device moved; until the figures move
+    again a doubt is left. It is only a doubt from the beginning where somebody else explains it: a process that is
+    listed without a figure, or one that the driver does not list and that was seen to come and go before.
     """
 
     def __init__(self, info: DeviceInfo) -> None:
@@ -115,14 +122,21 @@ class Judge:
         if device is None or not snapshot.processes or not listed:
             self._rest(snapshot, device)
             return Checked(snapshot)
-        # Of strangers only their movement counts: desktops share buffers, which are listed for each of them.
         reason = self._too_much(listed, device.held)
-        reason = reason or self._stopped(snapshot, device.held - listed - sum(snapshot.others.values()))
-        if reason is None:
-            return Checked(snapshot)
-        if self._hidden() and self._above < READS:
-            return Checked(snapshot._replace(doubt="; ".join(filter(None, [snapshot.doubt, reason]))))
-        return Checked(snapshot._replace(processes={}, faults=dict.fromkeys(snapshot.processes, reason)))
+        if reason is not None:
+            return self._refused(snapshot, reason)
+        # Of strangers only their movement counts: desktops share buffers, which are listed for each of them.
+        stopped = self._stopped(snapshot, device.held - listed - sum(snapshot.others.values()))
+        if stopped and snapshot.unlisted is not None and not self._hidden():
+            assert self._frozen is not None
+            return self._refused(snapshot, f"{self._frozen}: refused")
+        if self._frozen is not None:
+            return Checked(snapshot._replace(doubt="; ".join(filter(None, [snapshot.doubt, self._frozen]))))
+        return Checked(snapshot)
+
+    def _refused(self, snapshot: Snapshot, reason: str) -> Checked:
+        faults = dict.fromkeys(snapshot.processes, reason)
+        return Checked(snapshot._replace(processes={}, faults=faults), suspect=True)
 
     def _without_impossible(self, snapshot: Snapshot) -> Checked:
         """The snapshot without the figures that cannot be, and with reasons in their place."""
@@ -164,27 +178,31 @@ class Judge:
             f" {self._info.label}: refused"
         )
 
-    def _stopped(self, snapshot: Snapshot, unlisted: int) -> str | None:
-        """Figures by process that stand still while the device's moves without a listed process to explain it."""
+    def _stopped(self, snapshot: Snapshot, unlisted: int) -> bool:
+        """Whether figures by process have just been seen to stand still while the device's moved, and no listed
+        process explains it."""
         held = {pid: figure.held for pid, figure in snapshot.processes.items()}
         if held != self._held:
             self._forget()
             self._held = held
-            return None
+            return False
         self._still += 1
         if self._still == 1:
             # Not the read in which they changed: its figures may be of two moments.
             self._reference = unlisted
-            return None
+            return False
         moved = unlisted - self._reference
         self._unexplained = self._unexplained + 1 if abs(moved) > MOVED else 0
-        if self._unexplained >= READS and self._frozen is None:
-            self._frozen = (
-                f"the figures by process stood still for {self._still + 1} reads while what is in use on"
-                f" {self._info.label} moved by {moved:+,} bytes that no listed process explains: they are frozen, or a"
-                " process that the driver does not list is on the device"
-            )
-        return self._frozen
+        if self._unexplained < READS:
+            return False
+        self._frozen = (
+            f"the figures by process stood still for {self._still + 1} reads while what is in use on"
+            f" {self._info.label} moved by {moved:+,} bytes that no listed process explains: they are frozen, or a"
+            " process that the driver does not list, or lists without a figure, is on the device"
+        )
+        # What has moved is told; another step is another reason.
+        self._reference, self._unexplained = unlisted, 0
+        return True
 
     def _rest(self, snapshot: Snapshot, device: Figure | None) -> None:
         """Nothing of this run is on the device: what moves now is of others."""

@@ -34,12 +34,16 @@ _SWITCHED = "for a part of the time the figures were by process, and for the res
 
 
 class Rate(NamedTuple):
-    """How a span was sampled, in milliseconds. ``gaps``: intervals of more than three times the wanted one."""
+    """How a span was sampled, in milliseconds. ``gaps``: intervals of more than three times the wanted one.
+
+    ``blind_ms``: the longest time between two reads, where it was so long that samples say nothing of it.
+    """
 
     samples: int
     interval_ms: float | None
     longest_gap_ms: float | None
     gaps: int = 0
+    blind_ms: float | None = None
 
 
 class Sums(NamedTuple):
@@ -51,6 +55,7 @@ class Sums(NamedTuple):
     :ivar ended: names of those that ended since the read before. :ivar disturbed: some mark fell without a reset.
     :ivar fault: why some figure is missing. :ivar doubts: other reasons why something may be missing in it.
     :ivar whole: it is a figure of the whole device, which does not say who holds what.
+    :ivar suspect: what is missing was refused for what reads before this one said, so that those are in doubt as well.
     """
 
     held: int = 0
@@ -65,6 +70,7 @@ class Sums(NamedTuple):
     fault: str | None = None
     doubts: tuple[str, ...] = ()
     whole: bool = False
+    suspect: bool = False
 
 
 class Peak:
@@ -86,6 +92,7 @@ class Peak:
         "_low",
         "_seen",
         "_sources",
+        "_suspect",
         "at",
         "since",
     )
@@ -100,6 +107,7 @@ class Peak:
         self._ended: list[str] = []
         self._doubts: list[str] = []
         self._fault: str | None = None
+        self._suspect = False
         self._sources: Sources | None = None
         #: Kinds of figures that were folded: whole device (true), by process (false).
         self._kinds: set[bool] = set()
@@ -110,6 +118,7 @@ class Peak:
         """Take in one read, which began after ``since`` (when the read before began) and was over at ``at``."""
         if sums.fault is not None:
             self._fault = self._fault or sums.fault
+            self._suspect = self._suspect or sums.suspect
         for doubt in sums.doubts:
             if len(self._doubts) < _MOST_DOUBTS and doubt not in self._doubts:
                 self._doubts.append(doubt)
@@ -141,7 +150,8 @@ class Peak:
     ) -> Measured:
         """The peak as a figure; ``nothing`` is what is said of one that is 0 because nobody was there."""
         if self._fault is not None:
-            return Unmeasurable(reason=self._fault, scope=scope, device=probe.info.label)
+            known = None if self._suspect else self._low or None
+            return Unmeasurable(reason=self._fault, scope=scope, device=probe.info.label, at_least=known)
         sources = self._sources or probe.sources
         notes = [probe.note] if probe.note else []
         if not self._seen:
@@ -161,6 +171,8 @@ class Peak:
         notes += self._doubts
         exact = self._seen and marked and not (self._ended or self._disturbed or self._doubts) and len(self._kinds) < 2
         sampled = not exact or interval
+        # Marks and other upper ends say what was held while nobody looked, but for those that came and went unseen.
+        told = self._seen and self._bounded and not self._ended and len(self._kinds) < 2
         return Reading(
             bytes=self._low,
             at_most=self._high if interval else None,
@@ -171,6 +183,7 @@ class Peak:
             interval_ms=rate.interval_ms if sampled else None,
             samples=rate.samples if sampled else None,
             note="; ".join(notes) or None,
+            blind_ms=None if exact or told else rate.blind_ms,
         )
 
 
@@ -224,7 +237,8 @@ class Span:
     :ivar spill: label → most bytes of the run that were given on the device and lay in host memory; only above 0.
     :ivar faults: label → why the device could not be read at some time of the span (which leaves it without peaks).
     :ivar lost: one sentence for each device that went away for good ("GPU is lost"): no verdict, but an error.
-    :ivar longest_gap: nanoseconds. :ivar gaps: intervals of more than three times the wanted one.
+    :ivar blind: longest time between the ends of two reads, in nanoseconds. :ivar longest_gap: the same between two
+        samples. :ivar gaps: intervals of more than three times the wanted one.
     """
 
     def __init__(self, t: int, ticks: int, owners: Iterable[str] = (), pid: int | None = None) -> None:
@@ -245,7 +259,8 @@ class Span:
         self.lost: list[str] = []
         self.longest_gap = 0
         self.gaps = 0
-        self.rate: tuple[int, Rate] | None = None
+        self.blind = 0
+        self.rate: tuple[int, int, Rate] | None = None
 
     def fault(self, probe: Probe, reason: str, *, lost: bool) -> None:
         """Take in that the device could not be read."""

@@ -30,6 +30,8 @@ _KEPT_INTERVALS = 4096
 _LOOK = 100_000_000
 #: The same where host memory is no judged device. It is read as often then: its marks miss nothing.
 _SELDOM = 250_000_000
+#: Nanoseconds, and wanted intervals, without a read from which on samples say nothing of that time.
+_BLIND, _BLIND_INTERVALS = 500_000_000, 50
 
 _NESTED = "another run of this plugin goes on within this one and sets high-water marks back as well"
 
@@ -63,6 +65,7 @@ class Timeline:
         self._interval = interval
         self._clock = clock
         self._looked = 0
+        self._read_at = 0
         #: Whether new processes are looked for at every tick: where each has memory. Elsewhere they are when one comes
         #: onto the device that is not known, and at every look.
         self._by_birth = any(line.host for line in self._lines)
@@ -148,8 +151,10 @@ class Timeline:
             self._pids = pids
         at = self._clock() if self._clock is not None else now
         for span in self._spans:
+            span.blind = max(span.blind, at - max(self._read_at, span.t))
             for line in changed:
                 self._fold(span, line, at)
+        self._read_at = at
         if reset or ended or members.late:
             for line in self._all:
                 line.new_epoch()
@@ -312,8 +317,8 @@ class Timeline:
 
     def rate(self, span: Span | None = None) -> Rate:
         """How well a span (or the whole run so far) was sampled; the median is over the latest intervals."""
-        if span is not None and span.rate is not None and span.rate[0] == self.ticks:
-            return span.rate[1]
+        if span is not None and span.rate is not None and span.rate[:2] == (self.ticks, span.blind):
+            return span.rate[2]
         since = span.t if span else 0
         intervals: list[int] = []
         for t, interval in reversed(self._intervals):
@@ -328,7 +333,9 @@ class Timeline:
             gaps=span.gaps if span else self.gaps,
         )
         if span is not None:
-            span.rate = (self.ticks, rate)
+            if self._interval and span.blind >= max(_BLIND, _BLIND_INTERVALS * self._interval):
+                rate = rate._replace(blind_ms=round(span.blind / 1e6, 3))
+            span.rate = (self.ticks, span.blind, rate)
         return rate
 
     def peaks(self, span: Span, scope: str) -> dict[str, Measured]:

@@ -27,10 +27,12 @@ def card(capacity: int = 8 * GIB, *, oversubscribes: bool = False, limit_from: s
 
 
 def snapshot(processes: dict[int, int], device: int | None, others: dict[int, int] | None = None) -> Snapshot:
+    listed = sum(processes.values()) + sum((others or {}).values())
     return Snapshot(
         {pid: Figure(held, held) for pid, held in processes.items()},
         Figure(device, device) if device is not None else None,
         others=others or {},
+        unlisted=max(0, device - listed) if device is not None else None,
     )
 
 

@@ -299,8 +299,8 @@ def test_samples_without_a_window_have_no_rate(machine: Machine) -> None:
     assert told == [True]
     for _ in range(3):
         machine.tick()
-    assert machine.timeline.rate(span) == (3, 10.0, 10.0, 0)
-    assert machine.timeline.rate() == (5, 10.0, 10.0, 0)
+    assert machine.timeline.rate(span) == (3, 10.0, 10.0, 0, None)
+    assert machine.timeline.rate() == (5, 10.0, 10.0, 0, None)
     machine.timeline.close(span)
     assert not machine.timeline.busy
 

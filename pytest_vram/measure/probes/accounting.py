@@ -21,14 +21,23 @@ _TICKS = 0.02
 
 
 class _Known:
-    """A process that the driver accounts for. :ivar base: its peak at the last reset."""
+    """A process that the driver accounts for.
 
-    __slots__ = ("base", "peak", "started")
+    :ivar base: its peak at the last reset. :ivar reached: since then it was seen to hold as much as ever.
+    """
+
+    __slots__ = ("base", "peak", "reached", "started")
 
     def __init__(self, started: int, base: int) -> None:
         self.started = started
         self.base = base
         self.peak = base
+        self.reached = False
+
+    @property
+    def sure(self) -> bool:
+        """Whether the peak of its life is of the time since the last reset."""
+        return self.reached or self.peak > self.base
 
 
 class Accounting:
@@ -77,9 +86,9 @@ class Accounting:
         if known is None or known.started != started:
             known = self._known[pid] = _Known(started, 0 if self._new(pid, started) else peak)
         known.peak = peak = max(peak, held)
-        if peak > known.base:
-            return Figure(held, held, mark=peak)
-        return Figure(held, held, most=peak)
+        # A process that stands still where it was highest has its exact peak as well.
+        known.reached = known.reached or held >= peak > 0
+        return Figure(held, held, mark=peak) if known.sure else Figure(held, held, most=peak)
 
     def _new(self, pid: int, started: int) -> bool:
         """Whether a process came onto the card after the last reset, so that its whole peak is of this time."""
@@ -103,8 +112,9 @@ class Accounting:
         if known is None:
             return None
         answer = self._ask(pid)
-        peak = answer[0] if answer is not None and answer[1] == known.started else known.peak
-        return Figure(0, 0, mark=peak) if peak > known.base else Figure(0, 0, most=peak)
+        if answer is not None and answer[1] == known.started:
+            known.peak = answer[0]
+        return Figure(0, 0, mark=known.peak) if known.sure else Figure(0, 0, most=known.peak)
 
     def reset(self) -> None:
         """Peaks count from now on."""
@@ -115,3 +125,4 @@ class Accounting:
                 del self._known[pid]
             else:
                 known.base = known.peak = answer[0]
+                known.reached = False

@@ -44,6 +44,7 @@ class NvmlProbe:
         handle = library.ask("nvmlDeviceGetHandleByUUID", info.uuid)
         self._memory = MemoryTable(library, handle)
         self._processes = ProcessTable(library, handle)
+        self._proc = proc
         self._ends = Ends(proc)
         self._accounting = Accounting(library, handle, proc) if info.accounting else None
         self._trust = trust.Trust(
@@ -51,6 +52,9 @@ class NvmlProbe:
             exists=functools.partial(trust.exists, proc=proc),
         )
         self._quiet = self._memory.read().used
+        self._asked: Collection[int] = ()
+        #: A process of this run that may have been on the card when the baseline was taken.
+        self._early: int | None = None
         self._doubt: str | None = None
         self._fell = 0
         self._lost: str | None = None
@@ -62,6 +66,7 @@ class NvmlProbe:
         """Read the card and these processes; a card that is lost stays lost."""
         if self._lost is not None:
             return Snapshot({}, None, fault=self._lost, lost=True)
+        self._asked = pids
         try:
             listed = self._listed()
             memory = self._memory.read()
@@ -155,10 +160,13 @@ class NvmlProbe:
 
     def _say(self) -> None:
         # Why is in each read's doubt; who reads a figure gets both.
-        text = f"the device's figure less the {mib(self._quiet)} that others held before"
+        whose = "that others held before" if self._early is None else "that were in use before"
+        text = f"the device's figure less the {mib(self._quiet)} {whose}"
         if self._fell:
             text += f" (shrunk by {mib(self._fell)} since)"
         self.note = f"{text}: what they take or free meanwhile is within it"
+        if self._early is not None:
+            self.note += f"; {trust.early(self._early)}"
 
     def _as_whole(self, memory: CardMemory, device: Figure, others: dict[int, int]) -> Snapshot:
         if memory.used < self._quiet:
@@ -167,7 +175,9 @@ class NvmlProbe:
             self._quiet = memory.used
             self._say()
         rise = memory.used - self._quiet
-        return Snapshot({}, device, rise=Figure(rise, rise), others=others, doubt=self._doubt)
+        # What of the baseline is the run's own nobody says: it may be all of it.
+        most = None if self._early is None else memory.used
+        return Snapshot({}, device, rise=Figure(rise, rise, most=most), others=others, doubt=self._doubt)
 
     # ------------------------------------------------------------ upkeep
 
@@ -184,8 +194,16 @@ class NvmlProbe:
             return
         if memory.used <= memory.total:
             self._quiet, self._fell = memory.used, 0
+            self._early = trust.at_work(self._asked, self._known(), self._proc)
             if not self.per_process:
                 self._say()
+
+    def _known(self) -> Collection[int]:
+        """PIDs that the driver lists, with figures or without."""
+        try:
+            return self._processes.read()
+        except DriverFault:
+            return ()
 
     def close(self) -> None:
         """Give up the driver."""

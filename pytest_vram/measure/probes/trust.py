@@ -6,6 +6,7 @@ processes without figures. Then only the device's figure is left.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -16,6 +17,8 @@ from pytest_vram.units import mib
 GROWTH = 64 << 20
 #: Nanoseconds after which a listed PID that is not here is no process that ended a moment ago.
 _PATIENCE = 1_000_000_000
+#: How device files of GPUs begin: NVIDIA's, those of WSL, and those that all makers' drivers for Vulkan open.
+_DEVICE_FILES = ("/dev/nvidia", "/dev/dxg", "/dev/dri/renderD")
 #: Inode of the first PID namespace of every Linux kernel (``PROC_PID_INIT_INO``).
 _INITIAL = "pid:[4026531836]"
 
@@ -41,6 +44,34 @@ def exists(pid: int, proc: str = "/proc") -> bool:
     except OSError:
         return True
     return True
+
+
+def at_work(pids: Collection[int], listed: Collection[int], proc: str = "/proc") -> int | None:
+    """The first of these processes that may hold memory of a GPU: it is listed, or has a GPU's device file open.
+
+    Memory can be held by no process without one of these files; one that only looks at the GPU has them open as well.
+    """
+    for pid in pids:
+        if pid in listed:
+            return pid
+        try:
+            names = os.listdir(f"{proc}/{pid}/fd")
+        except OSError:
+            continue
+        for name in names:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if os.readlink(f"{proc}/{pid}/fd/{name}").startswith(_DEVICE_FILES):
+                    return pid
+    return None
+
+
+def early(pid: int) -> str:
+    """What a rise says whose baseline may hold memory of the run."""
+    return (
+        f"process {pid} of this run was on the device already when that was read, and may hold a part of it: the figure"
+        " is at least the rise and at most all that is in use; what is loaded in fixtures and tests, and not at import,"
+        " is told apart"
+    )
 
 
 class Trust:

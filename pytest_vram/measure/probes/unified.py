@@ -12,6 +12,7 @@ from collections.abc import Collection
 
 from pytest_vram.measure import procfs
 from pytest_vram.measure.device import DeviceInfo
+from pytest_vram.measure.probes import trust
 from pytest_vram.measure.probes.base import Figure, Snapshot, Sources
 from pytest_vram.measure.probes.nvml_library import DriverFault, Library
 from pytest_vram.measure.probes.nvml_tables import ProcessTable
@@ -44,9 +45,13 @@ class UnifiedProbe:
                 self._processes = ProcessTable(library, handle)
             except DriverFault:
                 pass  # information only
-        self._listed: dict[int, int] = {}
+        self._listed: dict[int, int | None] = {}
         self._until_listed = 0
         self._quiet = 0
+        self._proc = proc
+        self._asked: Collection[int] = ()
+        #: A process of this run that may have been on the GPU when the baseline was taken.
+        self._early: int | None = None
         self.note: str | None = None
         self.settle()
 
@@ -59,6 +64,7 @@ class UnifiedProbe:
 
     def read(self, pids: Collection[int]) -> Snapshot:
         """Read the machine; what the driver lists of processes is in ``others``."""
+        self._asked = pids
         used = self._used()
         if used is None:
             return Snapshot({}, None, fault="/proc/meminfo cannot be read")
@@ -66,19 +72,24 @@ class UnifiedProbe:
             self._quiet = used
             self._say()
         rise = used - self._quiet
-        return Snapshot({}, Figure(used, used), rise=Figure(rise, rise), others=self._others(pids), doubt=DOUBT)
+        most = None if self._early is None else used
+        figure = Figure(rise, rise, most=most)
+        return Snapshot({}, Figure(used, used), rise=figure, others=self._others(pids), doubt=DOUBT)
 
     def _others(self, pids: Collection[int]) -> dict[int, int]:
         self._until_listed -= 1
-        if self._processes is not None and self._until_listed < 0:
+        if self._until_listed < 0:
             self._until_listed = _SELDOM
+            self._list()
+        return {pid: held for pid, held in self._listed.items() if held is not None and pid not in pids}
+
+    def _list(self) -> None:
+        self._listed = {}
+        if self._processes is not None:
             try:
-                listed = self._processes.read()
+                self._listed = self._processes.read()
             except DriverFault:
                 self._processes = None
-                listed = {}
-            self._listed = {pid: held for pid, held in listed.items() if held is not None}
-        return {pid: held for pid, held in self._listed.items() if pid not in pids}
 
     def reset(self) -> None:
         """There are no marks."""
@@ -88,6 +99,8 @@ class UnifiedProbe:
         used = self._used()
         if used is not None:
             self._quiet = used
+            self._list()
+            self._early = trust.at_work(self._asked, self._listed, self._proc)
         self._say()
 
     def _say(self) -> None:
@@ -95,6 +108,8 @@ class UnifiedProbe:
             f"the machine's memory in use less the {mib(self._quiet)} that were in use before:"
             " what other programs take or free meanwhile is within it"
         )
+        if self._early is not None:
+            self.note += f"; {trust.early(self._early)}"
 
     def close(self) -> None:
         """Close the descriptor and give up the driver."""
