@@ -9,6 +9,7 @@ import msgspec
 
 from pytest_vram.checks.breakdown import ledger_table
 from pytest_vram.checks.finding import Finding, Verdict
+from pytest_vram.checks.leftovers import Left, left_in, words
 from pytest_vram.checks.wording import amount, block, device, provenance, surroundings
 from pytest_vram.keeper.messages import Closed
 from pytest_vram.ledger import Ledger
@@ -124,7 +125,7 @@ def judge_peak(
     figures, problem = _figures(closed, scope, over, phase)
     found: list[tuple[Verdict, _Case]] = []
     for case in _cases(limits, figures, problem):
-        left = _left(closed, case.device) if scope in ("run", "device") and over == "total" else 0
+        left = _left(closed, case, scope, over, phase)
         verdict = _verdict(case, closed, left)
         if verdict is not None:
             found.append((verdict, case))
@@ -134,7 +135,10 @@ def judge_peak(
     found.sort(key=lambda item: (_ORDER.index(item[0]), -_excess(item[1])))
     verdict, worst = found[0]
     what = _what(scope, over, phase, predicted)
-    parts = [_case_text(v, case, what, limit_from, closed, ledger) for v, case in found]
+    parts = [
+        _case_text(v, case, what, limit_from, closed, ledger, _left(closed, case, scope, over, phase))
+        for v, case in found
+    ]
     if ledger is not None:
         parts.append("\n".join(ledger_table(ledger)))
     return Finding(
@@ -238,18 +242,20 @@ def _sum(figures: Mapping[str, Measured], problem: str) -> Measured:
     )
 
 
-def _left(closed: Closed, label: str) -> int:
-    """Bytes that earlier tests had left on a device, which are in this window's peak."""
-    return sum(one.bytes for one in closed.residues if label in (SUM, one.device))
+def _left(closed: Closed, case: _Case, scope: str, over: str, phase: str | None) -> Left:
+    """What earlier tests had left on a device, as far as it is in this figure."""
+    if isinstance(case.figure, Unmeasurable):
+        return Left()
+    return left_in(closed, case.device, case.figure, scope=scope, over=over, phase=phase)
 
 
-def _verdict(case: _Case, closed: Closed, left: int) -> Verdict | None:
+def _verdict(case: _Case, closed: Closed, left: Left) -> Verdict | None:
     figure = case.figure
     if isinstance(figure, Unmeasurable):
         return "inconclusive"
     if figure.bytes > case.limit:
-        # Without what others left it would have held: the test is a victim, and does not fail for them.
-        return "error" if left and figure.bytes - left <= case.limit else "failed"
+        # Without what others left it would, or might, have held: a victim does not fail for them.
+        return "failed" if left.saves(figure, case.limit) is False else "error"
     if figure.upper > case.limit or closed.trouble:
         return "inconclusive"
     return None
@@ -271,7 +277,9 @@ def _what(scope: str, over: str, phase: str | None, predicted: bool) -> str:
     return f"{words} {whose}" + (f" in phase {phase!r}" if phase else "")
 
 
-def _case_text(verdict: Verdict, case: _Case, what: str, limit_from: str, closed: Closed, ledger: Ledger | None) -> str:
+def _case_text(
+    verdict: Verdict, case: _Case, what: str, limit_from: str, closed: Closed, ledger: Ledger | None, left: Left
+) -> str:
     figure, limit = case.figure, case.limit
     phase_seen = "in phase" not in what or any(repr(name) in what for name in closed.phases)
     rows: list[tuple[str, str]] = []
@@ -296,21 +304,9 @@ def _case_text(verdict: Verdict, case: _Case, what: str, limit_from: str, closed
         if hint is not None:
             rows.append(("hint", hint))
     elif verdict == "error":
-        left = _left(closed, case.device)
-        names = ", ".join(dict.fromkeys(one.test for one in closed.residues if case.device in (SUM, one.device)))
-        title = (
-            f"The {what} is {amount(figure)}, {mib(figure.bytes - limit)} over the limit {with_mib(limit)}, but only"
-            f" because {names} left {mib(left)} behind: that is the test to mend, and not this one."
-        )
-        rows.append(("without it", f"{mib(max(0, figure.bytes - left))}, within the limit"))
-        rows.append(
-            (
-                "to mend it",
-                "free the memory in a teardown that also runs when the test fails, or give what holds it a process"
-                " of its own that ends with the test; where both tests share a fixture that holds it on purpose, the"
-                " limit must have room for it",
-            )
-        )
+        end, beside = words(left, figure, limit)
+        title = f"The {what} is {amount(figure)}, {mib(figure.bytes - limit)} over the limit {with_mib(limit)}{end}"
+        rows.extend(beside)
     elif predicted and figure.upper > limit:
         title = (
             f"The {what} is {amount(figure)}, and the limit {with_mib(limit)} lies in between: undecided;"

@@ -13,6 +13,8 @@ from pytest_vram.units import mib
 HOST = "host"
 ESTIMATE = "estimate"
 STAND_IN = "host memory stands in for VRAM"
+#: What is not worth a word: bytes.
+WORTH_A_WORD = 1 << 20
 _SHOWN = 5
 _WIDTH = 80
 
@@ -80,14 +82,24 @@ def stranger(one: Stranger) -> str:
     return f"{one.name or 'unknown'}{pid} held {mib(one.held)} of {one.device}{grew}"
 
 
-def residue(one: Residue) -> str:
-    """What a test left behind."""
+def residue(one: Residue, *, became: bool = False) -> str:
+    """What a test left behind.
+
+    :param became: also how much of it was gone at the peak of the window.
+    """
     held = ", ".join(f"{name} (PID {pid})" for pid, name in one.pids[:_SHOWN])
     more = f" and {len(one.pids) - _SHOWN} more" if len(one.pids) > _SHOWN else ""
-    context = ", the driver's context included, which stays until the process ends" if one.first_use else ""
-    return f"{mib(one.bytes)} of {one.device} by {one.test}" + (
-        f", still held by {held}{more}{context}" if held else ""
-    )
+    parts = [f"{mib(one.bytes)} of {one.device} by {one.test}"]
+    if held:
+        parts.append(f"still held by {held}{more}")
+        if one.first_use:
+            parts.append("the driver's context included, which stays until the process ends")
+    gone = one.bytes - one.context - one.at_peak_most
+    if became and gone >= WORTH_A_WORD:
+        parts.append(f"{mib(gone)} of it gone when the peak was reached")
+    return ", ".join(parts)
+
+
 
 
 def surroundings(closed: Closed, label: str | None) -> list[tuple[str, str]]:
@@ -102,7 +114,11 @@ def surroundings(closed: Closed, label: str | None) -> list[tuple[str, str]]:
         shown = ", ".join(closed.overlapped[:_SHOWN])
         more = f" and {len(closed.overlapped) - _SHOWN} more" if len(closed.overlapped) > _SHOWN else ""
         rows.append(("at the same time", f"{shown}{more} (tests that share a backend or device share its peak)"))
-    rows.extend(("left behind", residue(one)) for one in closed.residues if label in (None, one.device))
+    rows.extend(
+        ("left behind", residue(one, became=not closed.boot))
+        for one in closed.residues
+        if label in (None, one.device) and one.bytes >= WORTH_A_WORD
+    )
     rows.extend(
         ("stranger", stranger(one)) for one in closed.strangers if not one.decisive and label in (None, one.device)
     )

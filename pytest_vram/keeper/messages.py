@@ -252,6 +252,10 @@ class Residue(msgspec.Struct, frozen=True, kw_only=True):
     :ivar test: name of the test during which it came. :ivar pids: processes that hold it, with their names.
     :ivar first_use: a pytest process came onto the device during that test, so that the driver's context, which stays
         until the process ends, is a part of it (107 to 1,105 MiB were seen, by card).
+    :ivar context: bytes of it that may be that context: 1,280 MiB, or all of it. No part of the figures below.
+    :ivar own: it is held by the pytest process of the window or by what came from it, or nobody knows from where.
+    :ivar lasted: what of it was held from the opening to the closing.
+    :ivar at_peak: what of it was still held when the peak of ``run`` was reached, at least; ``at_peak_most``: at most.
     """
 
     test: str
@@ -259,6 +263,11 @@ class Residue(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     pids: list[tuple[int, str]] = []
     first_use: bool = False
+    context: int = 0
+    own: bool = True
+    lasted: int = 0
+    at_peak: int = 0
+    at_peak_most: int = 0
 
 
 class HostUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

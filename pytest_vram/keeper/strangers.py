@@ -6,7 +6,6 @@ memory is in no figure of the run, so that a verdict on the test would be wrong.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -95,10 +94,9 @@ class Strangers:
 
     def _name(self, pid: int) -> str:
         """Program of a process, with its script or its verb; not all its arguments, which may hold secrets."""
-        arguments = procfs.command_line(pid, self._proc)
-        if arguments:
-            name = os.path.basename(arguments[0])
-            return f"{name} {os.path.basename(arguments[1])[:40]}" if _is_word(arguments[1:2]) else name
+        found = procfs.program(pid, self._proc)
+        if found is not None:
+            return found
         stat = procfs.read_stat(pid, self._proc)
         return stat.name if stat is not None else "a process that cannot be seen"
 
@@ -148,10 +146,6 @@ class Strangers:
     def forget(self) -> None:
         """No window is open: nothing is watched any more."""
         self._watched.clear()
-
-
-def _is_word(arguments: list[str]) -> bool:
-    return bool(arguments) and bool(arguments[0]) and not arguments[0].startswith("-")
 
 
 def _why(grew: int, by_process: bool, words: str | None) -> str:

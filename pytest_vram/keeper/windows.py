@@ -14,8 +14,8 @@ from pytest_vram.keeper.core import Core, sampling
 from pytest_vram.keeper.figures import agree, doubted, larger_of, merge, shares, spilled, when, with_boot
 from pytest_vram.keeper.holders import held_by
 from pytest_vram.keeper.host_use import Counted, HostUses
-from pytest_vram.keeper.messages import Closed, Figures, PeakTime, Residue
-from pytest_vram.keeper.residue import Look, Residues
+from pytest_vram.keeper.messages import Closed, Figures, PeakTime
+from pytest_vram.keeper.residue import Held, Look, Residues, floors, residues
 from pytest_vram.keeper.room import Room
 from pytest_vram.keeper.server import Server
 from pytest_vram.keeper.settling import TOLERANCE, Settling
@@ -34,8 +34,9 @@ _LONGEST_SETTLE = 60.0
 class Window:
     """An open window. ``holder`` is the connection that opened it.
 
-    :ivar residues: what earlier tests had left behind when it was opened. :ivar counted: its count of page faults and
-        swap of its backends. :ivar waited: seconds before it was opened, for what ``waited_for`` says.
+    :ivar holding: who held what had come during earlier tests when it was opened, and ``running`` which of them still
+        ran. :ivar counted: its count of page faults and swap of its backends. :ivar waited: seconds before it was
+        opened, for what ``waited_for`` says.
     """
 
     def __init__(
@@ -54,7 +55,8 @@ class Window:
         self.phases: dict[str, dict[str, Measured]] = {}
         self.overlapped: dict[str, None] = {}
         self.deaths: list[str] = []
-        self.residues: list[Residue] = []
+        self.holding: tuple[Held, ...] = ()
+        self.running: frozenset[str] = frozenset()
         self.counted = counted
         self.waited = 0.0
         self.waited_for: list[str] = []
@@ -205,8 +207,9 @@ class Windows:
                 self._tickets[window.number] = ticket
             self._overlap(window)
             self._look_for_residues()
-            running = {other.name for other in self._open.values() if other.kind == "test"}
-            window.residues = self.residues.held(running)
+            window.running = frozenset(other.name for other in self._open.values() if other.kind == "test")
+            window.holding = self.residues.holding()
+            span.floors = floors(window.holding)
             self.residues.began(name, pid)
         self._open[window.number] = window
         core.log("window", event="open", window=window.number, name=name, what=kind, parent=parent)
@@ -353,6 +356,7 @@ class Windows:
         host = timeline.host_peak(span)
         phases = {name: dict(peaks) for name, peaks in window.phases.items()}
         boot = False
+        booted: set[str] = set()
         peak_at = when(span)
         if window.kind == "test":
             for server in window.servers.values():
@@ -362,6 +366,7 @@ class Windows:
                     run[label] = figure
                     boot = boot or decided
                     if decided:
+                        booted.add(label)
                         peak_at[label] = PeakTime(since=server.t_start, at=server.t_ready)
                 if server.host_boot_peak is not None:
                     host = larger_of(host, server.host_boot_peak) if host is not None else server.host_boot_peak
@@ -394,7 +399,7 @@ class Windows:
             sampling=sampling(timeline.rate(span)),
             peak_at=peak_at,
             strangers=self.strangers.of(span, timeline.probes, t, look=window.kind == "test"),
-            residues=window.residues,
+            residues=residues(window.holding, window.running, span.floors, root=span.pid, elsewhere=booted),
             spill=spilled(span, timeline.probes),
             host_use=self.host_uses.of(window.counted),
             waited=round(window.waited, 6),

@@ -188,6 +188,16 @@ def command_line(pid: int, proc: str = "/proc") -> list[str]:
     return [part.decode("utf-8", "replace") for part in text.rstrip(b"\0").split(b"\0")] if text else []
 
 
+def program(pid: int, proc: str = "/proc") -> str | None:
+    """Program of a process for people, with its script or its verb; not all its arguments, which may hold secrets."""
+    arguments = command_line(pid, proc)
+    if not arguments:
+        return None
+    name = os.path.basename(arguments[0])
+    word = arguments[1] if len(arguments) > 1 else ""
+    return f"{name} {os.path.basename(word)[:40]}" if word and not word.startswith("-") else name
+
+
 def environment_value(pid: int, name: str, proc: str = "/proc") -> str | None:
     """A variable of the environment that a process was started with, or ``None``."""
     try:

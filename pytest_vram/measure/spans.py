@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
+from pytest_vram.measure.floors import Floors
 from pytest_vram.measure.members import Member
 from pytest_vram.measure.probes import HostProbe, Probe, Sources
 from pytest_vram.readings import Measured, Reading, Unmeasurable
@@ -234,6 +235,7 @@ class Span:
     :ivar shares: (label, PID) → the most that one process of the run held; pytest's own too, where they count.
     :ivar strangers: (label, PID) → what a process that is not of this run held, as far as the device lists it.
     :ivar unlisted: label → what no listed process holds, where that can be told.
+    :ivar floors: what processes that tests had left behind held all along; set by whoever wants to know.
     :ivar spill: label → most bytes of the run that were given on the device and lay in host memory; only above 0.
     :ivar faults: label → why the device could not be read at some time of the span (which leaves it without peaks).
     :ivar lost: one sentence for each device that went away for good ("GPU is lost"): no verdict, but an error.
@@ -254,6 +256,7 @@ class Span:
         self.shares: dict[tuple[str, int], Held] = {}
         self.strangers: dict[tuple[str, int], Seen] = {}
         self.unlisted: dict[str, Seen] = {}
+        self.floors: Floors | None = None
         self.spill: dict[str, int] = {}
         self.faults: dict[str, str] = {}
         self.lost: list[str] = []

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
+from pytest_vram.measure.floors import Floors
 from pytest_vram.measure.line import STALE, Line
 from pytest_vram.measure.members import PYTEST, TEST, UNKNOWN, Member, Members
 from pytest_vram.measure.probes import Probe, Snapshot
@@ -297,6 +298,8 @@ class Timeline:
             _of(span.process, label).fold(self._sums(line, "process", frozenset(), span.pid), sources, since, at)
         if last.fault is not None:
             span.fault(line.probe, last.fault, lost=last.lost)
+        if span.floors is not None:
+            self._fold_floors(span, span.floors, line, at)
         self._fold_shares(span, line)
         if line.spill > span.spill.get(label, 0):
             span.spill[label] = line.spill
@@ -305,6 +308,11 @@ class Timeline:
                 self.on_growth(span, label, pid)
         if line.unlisted is not None and span.hidden(label, line.unlisted):
             self.on_growth(span, label, 0)
+
+    def _fold_floors(self, span: Span, floors: Floors, line: Line, at: int) -> None:
+        sums, peak = self._sums(line, "run", frozenset()), span.run[line.label]
+        mark = sums.top if sums.top > sums.held else None
+        floors.fold(line.label, line.last, peak=peak.at == at, mark=mark, marks=line.marks)
 
     def _fold_shares(self, span: Span, line: Line) -> None:
         members, counted = self.members, line.probe.counts_pytest

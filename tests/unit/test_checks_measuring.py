@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_vram.checks import judge_lost, judge_peak, judge_reserve, judge_spill, judge_strangers
+from pytest_vram.checks import judge_host, judge_lost, judge_peak, judge_reserve, judge_spill, judge_strangers
 from pytest_vram.keeper.messages import Closed, DeviceInfo, Residue, Stranger
-from pytest_vram.readings import Measured, Reading, Unmeasurable
+from pytest_vram.readings import Measured, Reading, Unmeasurable, larger
 from pytest_vram.spec import Limits
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -20,6 +20,13 @@ def reading(size: int, high: int | None = None, *, source: str = "nvml-process",
 
 def window(figure: Measured, **more: object) -> Closed:
     return Closed(t0=0, t1=1, run={"gpu0": figure}, **more)  # type: ignore[arg-type]
+
+
+def left(
+    size: int, test: str = "test_a", *, device: str = "gpu0", pids: list[tuple[int, str]] | None = None
+) -> Residue:
+    """What a test left behind and nobody took away."""
+    return Residue(test=test, device=device, bytes=size, pids=pids or [], lasted=size, at_peak=size, at_peak_most=size)
 
 
 def card(capacity: Measured | None = None, *, usable: Measured | None = None, limit_from: str = "card") -> DeviceInfo:
@@ -45,8 +52,8 @@ def peak(closed: Closed, limit: int, **more: object):  # type: ignore[no-untyped
 def test_the_third_test_is_the_victim_of_the_first_two() -> None:
     """Two tests left 42 GiB on a 44 GiB card; the third, which needs 2, is an error that names them, and no failure."""
     residues = [
-        Residue(test="test_load_cosmos", device="gpu0", bytes=21 * GIB, pids=[(12, "pytest")]),
-        Residue(test="test_load_hunyuan", device="gpu0", bytes=21 * GIB, pids=[(12, "pytest")]),
+        left(21 * GIB, "test_load_cosmos", pids=[(12, "pytest")]),
+        left(21 * GIB, "test_load_hunyuan", pids=[(12, "pytest")]),
     ]
     found = peak(window(reading(44 * GIB), residues=residues), 40 * GIB)
     assert found is not None
@@ -60,33 +67,31 @@ def test_the_third_test_is_the_victim_of_the_first_two() -> None:
 
 def test_a_test_that_fails_for_itself_fails_whatever_was_left() -> None:
     """Where the limit would break without the residue as well, the test fails, and the residue stands beside it."""
-    residues = [Residue(test="test_a", device="gpu0", bytes=GIB)]
+    residues = [left(GIB)]
     found = peak(window(reading(6 * GIB), residues=residues), 4 * GIB)
     assert found is not None
     assert found.verdict == "failed"
     assert "1,024 MiB of gpu0 by test_a" in " ".join(found.text.split())
 
 
-@given(own=st.integers(0, 1 << 34), left=st.integers(0, 1 << 34), limit=st.integers(1, 1 << 34))
-def test_the_verdict_on_a_victim_follows_its_own_memory(own: int, left: int, limit: int) -> None:
+@given(own=st.integers(0, 1 << 34), others=st.integers(0, 1 << 34), limit=st.integers(1, 1 << 34))
+def test_the_verdict_on_a_victim_follows_its_own_memory(own: int, others: int, limit: int) -> None:
     """Failed exactly where the test's own part is over the limit, an error exactly where only the sum is."""
-    found = peak(window(reading(own + left), residues=[Residue(test="test_a", device="gpu0", bytes=left)]), limit)
-    expected = None if own + left <= limit else "failed" if own > limit else "error"
+    found = peak(window(reading(own + others), residues=[left(others)]), limit)
+    expected = None if own + others <= limit else "failed" if own > limit else "error"
     assert (found and found.verdict) == expected
 
 
 def test_residue_of_another_device_excuses_nothing() -> None:
     """What was left on gpu1 is no excuse on gpu0."""
-    found = peak(window(reading(6 * GIB), residues=[Residue(test="test_a", device="gpu1", bytes=5 * GIB)]), 4 * GIB)
+    found = peak(window(reading(6 * GIB), residues=[left(5 * GIB, device="gpu1")]), 4 * GIB)
     assert found is not None
     assert found.verdict == "failed"
 
 
 def test_the_rise_over_the_baseline_is_the_tests_own() -> None:
     """Residue is in the baseline already, and is not taken off a rise a second time."""
-    closed = window(
-        reading(6 * GIB), baseline={"gpu0": reading(GIB)}, residues=[Residue(test="a", device="gpu0", bytes=GIB)]
-    )
+    closed = window(reading(6 * GIB), baseline={"gpu0": reading(GIB)}, residues=[left(GIB)])
     found = peak(closed, 4 * GIB, over="baseline")
     assert found is not None
     assert found.verdict == "failed"
@@ -191,3 +196,95 @@ def test_an_unmeasured_peak_decides_nothing() -> None:
     """Nor does a peak that could not be read."""
     (found,) = judge_reserve(window(Unmeasurable(reason="no figure")), GIB, [card()])
     assert found.verdict == "inconclusive"
+
+
+# ---------------------------------------------------------------- lower ends
+
+
+def test_what_is_known_breaks_a_limit() -> None:
+    """A read that failed takes nothing from what was seen over the limit; within it nothing is decided."""
+    blip = Unmeasurable(reason="Unknown Error", source="nvml-process", scope="run", device="gpu0", at_least=1024 * MIB)
+    found = peak(window(blip), 500 * MIB)
+    assert found is not None
+    assert found.verdict == "failed"
+    assert "is at least 1,024 MiB, at least 524.0 MiB over the limit" in found.text
+    assert "Unknown Error" in found.text
+    found = peak(window(blip), 1024 * MIB)
+    assert found is not None
+    assert found.verdict == "inconclusive"
+    summed = judge_peak(
+        Closed(t0=0, t1=1, run={"gpu0": blip, "gpu1": reading(900 * MIB)}),
+        check="vram_budget",
+        limits=Limits(text="sum=1GiB", total=GIB),
+        limit_from="--vram-budget",
+    )
+    assert summed is not None
+    assert summed.verdict == "failed"
+
+
+def test_what_is_known_breaks_a_limit_on_the_rise() -> None:
+    """The lower end of a rise is what was held at least less what was there at most."""
+    blip = Unmeasurable(reason="Unknown Error", at_least=1024 * MIB)
+    base = {"gpu0": reading(600 * MIB)}
+    for limit, verdict in ((423, "failed"), (424, "inconclusive")):
+        found = peak(window(blip, baseline=base), limit * MIB, over="baseline")
+        assert found is not None
+        assert found.verdict == verdict
+
+
+def test_what_is_known_breaks_host_limit_and_reserve() -> None:
+    """The same holds for host memory, and for the room that must stay free."""
+    blip = Unmeasurable(reason="gone", source="host-hwm", scope="backend", device="host", at_least=7 * GIB)
+    for limit, verdict in ((7 * GIB - 1, "failed"), (7 * GIB, "inconclusive")):
+        found = judge_host(Closed(t0=0, t1=1, host=blip), limit, limit_from="@max_host_memory")
+        assert found is not None
+        assert found.verdict == verdict
+        assert "gone" in found.text
+    for reserve, verdict in ((GIB + 1, "failed"), (GIB, "inconclusive")):
+        (found,) = judge_reserve(window(blip), reserve, [card()])
+        assert found.verdict == verdict
+        assert "gone" in found.text
+
+
+def test_a_figure_that_missed_something_is_within_no_limit() -> None:
+    """While nobody looked anything may have been held: within the limit is undecided, over it stays over it."""
+    gap = "for 1,500 ms nobody looked: the keeper was stopped or starved, or the driver hung"
+    seen = Reading(bytes=GIB, source="nvml-process", scope="run", device="gpu0", exact=False, missed=gap)
+    found = peak(window(seen), 3 * GIB)
+    assert found is not None
+    assert found.verdict == "inconclusive"
+    assert f"within the limit 3GiB, but {gap}" in " ".join(found.text.split()).replace("3GiB (3,072 MiB)", "3GiB")
+    found = peak(window(seen), GIB - 1)
+    assert found is not None
+    assert found.verdict == "failed"
+    assert "at least 1,024 MiB" in found.text
+    (found,) = judge_reserve(window(seen), GIB, [card()])
+    assert found.verdict == "inconclusive"
+    assert gap in found.text.replace("\n", " ")
+    found = judge_host(Closed(t0=0, t1=1, host=seen), 3 * GIB, limit_from="@max_host_memory")
+    assert found is not None
+    assert found.verdict == "inconclusive"
+    assert (
+        judge_peak(
+            Closed(t0=0, t1=1, run={"gpu0": seen, "gpu1": reading(0)}),
+            check="vram_budget",
+            limits=Limits(text="sum=3GiB", total=3 * GIB),
+            limit_from="--vram-budget",
+        )
+        is not None
+    )
+
+
+def test_figures_put_together_keep_what_they_missed() -> None:
+    """The larger of two figures has missed what either has; the larger of one and none is at least the one."""
+    gap = Reading(bytes=GIB, source="x", scope="run", device="gpu0", exact=False, missed="a gap")
+    for pair in ((gap, reading(2 * GIB)), (reading(2 * GIB), gap)):
+        found = larger(pair)
+        assert isinstance(found, Reading)
+        assert (found.bytes, found.missed) == (2 * GIB, "a gap")
+    hole = Unmeasurable(reason="a hole", at_least=GIB)
+    for pair in ((hole, reading(2 * GIB)), (reading(2 * GIB), hole)):
+        found = larger(pair)
+        assert isinstance(found, Unmeasurable)
+        assert (found.reason, found.at_least) == ("a hole", 2 * GIB)
+    assert larger([Unmeasurable(reason="?"), Unmeasurable(reason="!")]) == Unmeasurable(reason="?")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_vram.keeper.messages import Residue
-from pytest_vram.keeper.residue import BEFORE_TESTS, NOISE, Look, Residues
+from pytest_vram.keeper.residue import BEFORE_TESTS, CONTEXT, NOISE, Look, Residues, floors, residues
 from pytest_vram.measure import PYTEST, TEST, DeviceInfo
 from pytest_vram.measure.probes import Figure, Snapshot
 from pytest_vram.readings import Reading
@@ -105,15 +105,17 @@ def test_only_the_first_failure_is_real() -> None:
 
 
 def test_memory_of_pytest_from_before_the_tests() -> None:
-    """A context that conftest made is nobody's leftover, and small growth is not worth a word until it adds up."""
+    """A context that conftest made is nobody's leftover, and small growth is not worth a word until it adds up: then
+    each part of it is of the test during which it came."""
     machine = Machine()
     machine.held[CONTROLLER] = 500 * MIB
     machine.begin("test_a")
     machine.held[CONTROLLER] = 500 * MIB + NOISE
     assert machine.begin("test_b") == []
-    machine.held[CONTROLLER] += 1
-    assert [one.bytes for one in machine.begin("test_c")] == [NOISE + 1]
-    assert machine.residues.held()[0].test == "test_b"
+    machine.held[CONTROLLER] += 2 * MIB
+    found = machine.begin("test_c")
+    assert sum(one.bytes for one in found) == NOISE + 2 * MIB
+    assert told(found) == [("test_a", NOISE // MIB, [CONTROLLER]), ("test_b", 2, [CONTROLLER])]
 
 
 def test_the_context_of_a_driver_is_told() -> None:
@@ -224,3 +226,216 @@ def test_leftovers_never_exceed_what_is_held(levels: list[int]) -> None:
         machine.held[CONTROLLER] = level
         found = sum(one.bytes for one in machine.begin(f"test_{number}"))
         assert level - NOISE <= found <= level
+
+
+def test_small_leaks_after_a_large_one_are_still_small() -> None:
+    """A model, or a context, that was left before does not make 2 MiB by the next test worth a word."""
+    machine = Machine()
+    machine.begin("test_a")
+    machine.held[CONTROLLER] = GIB
+    machine.begin("test_b")
+    machine.held[CONTROLLER] += 2 * MIB
+    assert told(machine.begin("test_c")) == [("test_a", 1 << 10, [CONTROLLER])]
+
+
+def test_a_process_that_grows_a_little_after_its_test() -> None:
+    """20 KiB more in a child that a test left are not of the quiet test that runs then; a model loaded into it is."""
+    machine = Machine()
+    machine.begin("test_child")
+    machine.join(20, held=300 * MIB, parent=CONTROLLER)
+    machine.begin("test_quiet")
+    machine.held[20] += 20 << 10
+    assert [one.test for one in machine.begin("test_load")] == ["test_child"]
+    machine.held[20] += GIB
+    assert told(machine.begin("test_next")) == [("test_load", 1 << 10, [20]), ("test_child", 300, [20])]
+
+
+def test_a_run_of_any_length_is_told_in_some_lines() -> None:
+    """Thousands of small leaks are kept in bounded memory, add up to what is held, and name a few tests."""
+    machine = Machine()
+    found: list[Residue] = []
+    for number in range(2000):
+        machine.held[CONTROLLER] += (1 + number % 7) * MIB
+        found = machine.begin(f"test_{number}")
+    assert len(found) <= 21
+    assert found[-1].test.endswith(" more tests")
+    # What was there before the first test is of no test.
+    assert sum(one.bytes for one in found) == machine.held[CONTROLLER] - MIB
+
+
+# ---------------------------------------------------------------- what was still there at the peak
+
+
+class Window:
+    """A window on the machine's card, whose reads the test makes."""
+
+    def __init__(self, machine: Machine, *, counted: bool = True, root: int | None = CONTROLLER) -> None:
+        machine.look()
+        self.machine, self.root = machine, root
+        self.holding = machine.residues.holding()
+        self.kept = floors(self.holding)
+        self.top = 0
+
+    def read(self, *, marks: dict[int, int] | None = None) -> None:
+        machine = self.machine
+        figures = {pid: Figure(held, held) for pid, held in machine.held.items()}
+        rise = None if machine.per_process else Figure(machine.rise, machine.rise)
+        snapshot = Snapshot({} if machine.fault else figures, None, rise=rise, fault=machine.fault)
+        total = machine.rise if not machine.per_process else sum(machine.held.values())
+        mark = max((marks or {}).values(), default=0)
+        peak, self.top = max(total, mark) > self.top, max(total, mark, self.top)
+        if self.kept is not None:
+            self.kept.fold("gpu0", snapshot, peak=peak, mark=mark if mark > total else None, marks=marks or {})
+
+    def close(self, **more: object) -> list[tuple[str, int, int, int, int]]:
+        found = residues(self.holding, (), self.kept, root=self.root, **more)  # type: ignore[arg-type]
+        return [
+            (one.test, one.bytes // MIB, one.lasted // MIB, one.at_peak // MIB, one.at_peak_most // MIB)
+            for one in found
+        ]
+
+
+def leaking(size: int = 2 * GIB) -> Machine:
+    """A card on which a test has left so much in pytest's own process, beside a context from before."""
+    machine = Machine()
+    machine.held[CONTROLLER] = 600 * MIB
+    machine.begin("test_a")
+    machine.held[CONTROLLER] += size
+    machine.begin("test_b")
+    return machine
+
+
+def test_a_leftover_that_stays_is_in_the_peak() -> None:
+    """Nothing was freed: all of it was there all along, and at the peak."""
+    machine = leaking()
+    window = Window(machine)
+    window.read()
+    machine.held[CONTROLLER] += GIB
+    window.read()
+    assert window.close() == [("test_a", 2048, 2048, 2048, 2048)]
+
+
+def test_a_leftover_that_went_before_the_peak() -> None:
+    """The test frees it and then takes as much itself: nothing of it is in the peak."""
+    machine = leaking()
+    window = Window(machine)
+    window.read()
+    machine.held[CONTROLLER] -= 2 * GIB
+    window.read()
+    machine.held[CONTROLLER] += 3 * GIB
+    window.read()
+    assert window.close() == [("test_a", 2048, 0, 0, 0)]
+
+
+def test_a_leftover_that_went_after_the_peak() -> None:
+    """It was in the peak, though it is gone at the end."""
+    machine = leaking()
+    window = Window(machine)
+    machine.held[CONTROLLER] += GIB
+    window.read()
+    machine.held[CONTROLLER] = 0
+    window.read()
+    assert window.close() == [("test_a", 2048, 0, 2048, 2048)]
+
+
+def test_what_goes_first_is_the_youngest() -> None:
+    """Of two leftovers in one process, the one that came last is taken to be the one that was freed."""
+    machine = leaking()
+    machine.held[CONTROLLER] += GIB
+    machine.begin("test_c")
+    window = Window(machine)
+    window.read()
+    machine.held[CONTROLLER] -= GIB
+    window.read()
+    machine.held[CONTROLLER] += 2 * GIB
+    window.read()
+    assert window.close() == [("test_a", 2048, 2048, 2048, 2048), ("test_b", 1024, 0, 0, 0)]
+
+
+def test_a_peak_between_two_reads() -> None:
+    """A mark between them may have been before or after what was freed meanwhile; of another process, it has nothing
+    of it at all."""
+    machine = leaking()
+    machine.join(20, held=100 * MIB, parent=CONTROLLER)
+    window = Window(machine)
+    window.read()
+    machine.held[CONTROLLER] -= 2 * GIB
+    window.read(marks={CONTROLLER: 5 * GIB})
+    assert window.close()[0] == ("test_a", 2048, 0, 0, 2048)
+    window.read(marks={20: 6 * GIB})
+    assert window.close()[0] == ("test_a", 2048, 0, 0, 0)
+
+
+def test_a_process_that_was_left_and_ends() -> None:
+    """What ended before the peak is in none of it, whatever has its PID by then."""
+    machine = Machine()
+    machine.begin("test_a")
+    machine.join(20, held=GIB, parent=CONTROLLER)
+    machine.begin("test_b")
+    window = Window(machine)
+    window.read()
+    machine.end(20)
+    window.read()
+    machine.join(20, held=3 * GIB, parent=CONTROLLER)
+    window.read()
+    assert window.close() == [("test_a", 1024, 0, 0, 0)]
+
+
+def test_a_card_that_does_not_say_who_holds_still_knows_what_went() -> None:
+    """The rise of the whole card stands for what is left on it."""
+    machine = Machine(per_process=False)
+    machine.rise = GIB  # the context
+    machine.begin("test_a")
+    machine.begin("test_context")
+    machine.rise = 4 * GIB
+    machine.begin("test_b")
+    window = Window(machine)
+    machine.rise = 5 * GIB
+    window.read()
+    machine.rise = GIB
+    window.read()
+    assert window.close() == [("test_context", 3072, 0, 3072, 3072), ("before the first test", 1024, 0, 0, 0)]
+
+
+def test_a_read_that_failed_says_nothing_of_what_is_left() -> None:
+    """A card that could not be read has not lost anything."""
+    machine = leaking()
+    window = Window(machine)
+    window.read()
+    machine.fault = "GPU is lost"
+    window.read()
+    assert window.close() == [("test_a", 2048, 2048, 2048, 2048)]
+
+
+def test_a_context_is_left_out_of_what_excuses() -> None:
+    """What the first use of a card left counts as far as it is more than any driver's context."""
+    machine = Machine()
+    machine.begin("test_a")
+    machine.held[CONTROLLER] = CONTEXT + GIB
+    machine.begin("test_b")
+    window = Window(machine)
+    window.read()
+    assert window.close() == [("test_a", 2304, 1024, 1024, 1024)]
+    assert residues(window.holding, (), window.kept)[0].context == CONTEXT
+
+
+def test_a_boot_before_the_window_has_nothing_of_what_was_left() -> None:
+    """A peak that a backend reached while it started is of its processes alone."""
+    machine = leaking()
+    window = Window(machine)
+    window.read()
+    assert window.close(elsewhere={"gpu0"}) == [("test_a", 2048, 2048, 0, 0)]
+
+
+def test_leftovers_of_other_workers_are_told_apart() -> None:
+    """What is held below another worker is in the run's figure and not in that of the window's own processes."""
+    machine = leaking()
+    machine.join(WORKER, PYTEST)
+    machine.begin("test_there", WORKER)
+    machine.join(20, held=GIB, parent=WORKER)
+    machine.begin("test_next", WORKER)
+    window = Window(machine)
+    assert [(one.test, one.own) for one in residues(window.holding, (), window.kept, root=CONTROLLER)] == [
+        ("test_a", True),
+        ("test_there", False),
+    ]
