@@ -23,8 +23,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="
     :ivar interval_ms: median interval between samples, where sampled.
     :ivar samples: number of samples, where sampled.
     :ivar note: what a reader must know, such as "contains a process that ended between two samples".
-    :ivar blind_ms: milliseconds in which nobody looked, where that was so long that the figure says nothing of what was
-        held meanwhile: it is then a lower end only, and within no limit. ``None`` for sources that miss nothing.
+    :ivar missed: why more may have been held than it says, such as a long time in which nobody looked: the figure is
+        then a lower end only, over limits but never within one. ``None`` where that cannot be.
     """
 
     bytes: int
@@ -36,14 +36,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="
     interval_ms: float | None = None
     samples: int | None = None
     note: str | None = None
-    blind_ms: float | None = None
-
-    @property
-    def blind(self) -> str | None:
-        """Why more may have been held than the figure says, in words; ``None`` where somebody looked all the time."""
-        if self.blind_ms is None:
-            return None
-        return f"for {self.blind_ms:,.0f} ms nobody looked: the keeper was stopped or starved, or the driver hung"
+    missed: str | None = None
 
     @property
     def upper(self) -> int:
@@ -71,6 +64,20 @@ Measured = Reading | Unmeasurable
 def least(figure: Measured) -> int | None:
     """Bytes that were held for certain; ``None`` where nothing is known."""
     return figure.bytes if isinstance(figure, Reading) else figure.at_least
+
+
+def floor(figure: Measured) -> Reading | None:
+    """The figure, or the lower end that is known of one that could not be measured; ``None`` where nothing is."""
+    if isinstance(figure, Reading) or figure.at_least is None:
+        return figure if isinstance(figure, Reading) else None
+    return Reading(
+        bytes=figure.at_least,
+        source=figure.source or "unknown",
+        scope=figure.scope or "unknown",
+        device=figure.device or "unknown",
+        exact=False,
+        missed=figure.reason,
+    )
 
 
 def larger(figures: Iterable[Measured]) -> Measured:
@@ -101,7 +108,7 @@ def larger(figures: Iterable[Measured]) -> Measured:
             bytes=low,
             at_most=high if high != low else None,
             exact=best.exact and figure.exact,
-            blind_ms=max((one.blind_ms for one in (best, figure) if one.blind_ms is not None), default=None),
+            missed=best.missed or figure.missed,
         )
     assert best is not None
     return best

@@ -13,7 +13,7 @@ from pytest_vram.checks.leftovers import Left, left_in, words
 from pytest_vram.checks.wording import amount, block, device, provenance, surroundings
 from pytest_vram.keeper.messages import Closed
 from pytest_vram.ledger import Ledger
-from pytest_vram.readings import Measured, Reading, Unmeasurable
+from pytest_vram.readings import Measured, Reading, Unmeasurable, floor, least
 from pytest_vram.spec import Limits
 from pytest_vram.units import card_hint, mib, with_mib
 
@@ -112,8 +112,9 @@ def judge_peak(
 ) -> Finding | None:
     """Hold the peak of a window against ``limits``.
 
-    The limit holds on a device when the upper end of its peak is within it, and fails when the lower end is over it;
-    anything else, a figure that could not be measured, or a window whose measurement had trouble, is inconclusive.
+    The limit holds on a device when the upper end of its peak is within it, and fails when the lower end is over it,
+    also where only a lower end is known; anything else, a figure that could not be measured, one that may have missed
+    something, or a window whose measurement had trouble, is inconclusive.
     The sum over devices is the sum of their peaks, which need not have fallen at the same moment: it is the memory
     that the cards must have together.
 
@@ -124,7 +125,7 @@ def judge_peak(
     """
     figures, problem = _figures(closed, scope, over, phase)
     found: list[tuple[Verdict, _Case]] = []
-    for case in _cases(limits, figures, problem):
+    for case in map(_broken, _cases(limits, figures, problem)):
         left = _left(closed, case, scope, over, phase)
         verdict = _verdict(case, closed, left)
         if verdict is not None:
@@ -193,7 +194,8 @@ def _rise(label: str, peak: Measured, baselines: Mapping[str, Measured] | None, 
     if base is None:
         return Unmeasurable(reason=f"no baseline of {label} was read when the window opened", device=label)
     if isinstance(peak, Unmeasurable):
-        return peak
+        known = 0 if isinstance(base, Unmeasurable) else (peak.at_least or 0) - base.upper
+        return msgspec.structs.replace(peak, at_least=max(0, known) or None)
     if isinstance(base, Unmeasurable):
         return Unmeasurable(reason=f"the baseline could not be measured: {base.reason}", device=label)
     low, high = max(0, peak.bytes - base.upper), max(0, peak.upper - base.bytes)
@@ -227,7 +229,9 @@ def _sum(figures: Mapping[str, Measured], problem: str) -> Measured:
     scope = ""
     for label, figure in figures.items():
         if isinstance(figure, Unmeasurable):
-            return Unmeasurable(reason=f"{label}: {figure.reason}", device=SUM)
+            known = sum(least(one) or 0 for one in figures.values())
+            reason = f"{label}: {figure.reason}"
+            return Unmeasurable(reason=reason, scope=figure.scope, device=SUM, at_least=known or None)
         low, high, exact = low + figure.bytes, high + figure.upper, exact and figure.exact
         sources[figure.source] = None
         scope = figure.scope
@@ -238,8 +242,15 @@ def _sum(figures: Mapping[str, Measured], problem: str) -> Measured:
         scope=scope,
         device=SUM,
         exact=exact,
+        missed=next((one.missed for one in figures.values() if isinstance(one, Reading) and one.missed), None),
         note=f"sum of the peaks of {', '.join(figures)}" if len(figures) > 1 else None,
     )
+
+
+def _broken(case: _Case) -> _Case:
+    """A figure that could not be measured, and of which the lower end is over the limit all the same, as that end."""
+    known = floor(case.figure)
+    return case._replace(figure=known) if known is not None and known.bytes > case.limit else case
 
 
 def _left(closed: Closed, case: _Case, scope: str, over: str, phase: str | None) -> Left:
@@ -256,7 +267,7 @@ def _verdict(case: _Case, closed: Closed, left: Left) -> Verdict | None:
     if figure.bytes > case.limit:
         # Without what others left it would, or might, have held: a victim does not fail for them.
         return "failed" if left.saves(figure, case.limit) is False else "error"
-    if figure.upper > case.limit or closed.trouble:
+    if figure.upper > case.limit or figure.missed or closed.trouble:
         return "inconclusive"
     return None
 
@@ -297,8 +308,8 @@ def _case_text(
         return block(f"The {what} could not be measured, so the limit {with_mib(limit)} is undecided.", rows)
     rows.append(("reading", provenance(figure)))
     if verdict == "failed":
-        least = "" if figure.upper == figure.bytes else "at least "
-        title = f"The {what} is {amount(figure)}, {least}{mib(figure.bytes - limit)} over the limit {with_mib(limit)}"
+        more = "" if figure.upper == figure.bytes and not figure.missed else "at least "
+        title = f"The {what} is {amount(figure)}, {more}{mib(figure.bytes - limit)} over the limit {with_mib(limit)}"
         title += f"; {NOT_MEASURED}." if predicted else "."
         hint = card_hint(figure.bytes, limit)
         if hint is not None:
@@ -325,6 +336,10 @@ def _case_text(
                 " (`vram doctor` lists them), or a test that runs alone and with fewer processes",
             )
         )
+    elif figure.missed:
+        within = f"within the limit {with_mib(limit)}, but {figure.missed}"
+        title = f"The {what} read is {amount(figure)}, {within}: undecided."
+        rows.append(("what settles it", "a run in which nothing stops the keeper, or an exact source (`vram doctor`)"))
     else:
         title = (
             f"The {what} read is {amount(figure)}, within the limit {with_mib(limit)}, but its measurement had trouble."

@@ -7,7 +7,7 @@ from pytest_vram.checks.finding import Finding
 from pytest_vram.checks.wording import HOST, amount, block, provenance, surroundings
 from pytest_vram.keeper.messages import Closed
 from pytest_vram.ledger import Ledger
-from pytest_vram.readings import Unmeasurable
+from pytest_vram.readings import Unmeasurable, floor
 from pytest_vram.units import mib, with_mib
 
 
@@ -26,6 +26,9 @@ def judge_host(
     figure = closed.host
     if figure is None:
         figure = Unmeasurable(reason="this test used no backend, so no process tree of one was measured")
+    known = floor(figure)
+    if known is not None and known.bytes > limit:
+        figure = known
     rows = [("limit", f"{with_mib(limit)}, from {limit_from}")]
     if isinstance(figure, Unmeasurable):
         rows.append(("reason", figure.reason))
@@ -40,7 +43,7 @@ def judge_host(
             limit_from=limit_from,
         )
     failed = figure.bytes > limit
-    if not failed and figure.upper <= limit and not closed.trouble:
+    if not failed and figure.upper <= limit and not figure.missed and not closed.trouble:
         return None
     rows.append(("reading", provenance(figure)))
     largest = ledger.largest(HOST) if ledger is not None else None
@@ -48,7 +51,8 @@ def judge_host(
         rows.append(("largest bucket", f"{largest[0]} with {mib(largest[1])} on the host"))
     rows.extend(surroundings(closed, HOST))
     if failed:
-        over = f"{'' if figure.upper == figure.bytes else 'at least '}{mib(figure.bytes - limit)}"
+        certain = figure.upper == figure.bytes and not figure.missed
+        over = f"{'' if certain else 'at least '}{mib(figure.bytes - limit)}"
         title = f"The host peak of the backend is {amount(figure)}, {over} over the limit {with_mib(limit)}."
     elif figure.upper > limit:
         title = (
@@ -56,7 +60,8 @@ def judge_host(
         )
         rows.append(("what settles it", f"a limit of at least {mib(figure.upper)}, or a backend with fewer processes"))
     else:
-        title = f"The host peak read is {amount(figure)}, within {with_mib(limit)}, but its measurement had trouble."
+        why = f"{figure.missed}: undecided" if figure.missed else "its measurement had trouble"
+        title = f"The host peak read is {amount(figure)}, within {with_mib(limit)}, but {why}."
     parts = [block(title, rows)]
     if ledger is not None:
         parts.append("\n".join(ledger_table(ledger)))

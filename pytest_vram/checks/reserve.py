@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pytest_vram.checks.finding import Finding, Verdict
 from pytest_vram.checks.wording import amount, block, provenance, surroundings
 from pytest_vram.keeper.messages import Closed, DeviceInfo
-from pytest_vram.readings import Measured, Reading, Unmeasurable
+from pytest_vram.readings import Measured, Reading, Unmeasurable, floor
 from pytest_vram.units import mib, with_mib
 
 CHECK = "vram_reserve"
@@ -37,11 +37,14 @@ def _on(closed: Closed, reserve: int, device: DeviceInfo, limit_from: str) -> Fi
         return _finding("inconclusive", title, rows, device, peak, None, limit_from)
     limit = max(0, usable.bytes - reserve)
     rows.append(("usable", f"{mib(usable.bytes)} of {device.label} = {device.name}, from {_origin(device, usable)}"))
+    known = floor(peak)
+    if known is not None and known.bytes > limit:
+        peak = known
     if isinstance(peak, Unmeasurable):
         rows.append(("reason", peak.reason))
         title = "The peak of this run could not be measured, so the reserve is undecided."
         return _finding("inconclusive", title, rows, device, peak, limit, limit_from)
-    if peak.upper <= limit and not closed.trouble:
+    if peak.upper <= limit and not peak.missed and not closed.trouble:
         return None
     rows.append(("reading", provenance(peak)))
     whole = closed.device.get(device.label)
@@ -55,7 +58,8 @@ def _on(closed: Closed, reserve: int, device: DeviceInfo, limit_from: str) -> Fi
     if peak.upper > limit:
         title = f"{sum_text} may be more than {device.label} has for programs: undecided."
     else:
-        title = f"{sum_text} fit {device.label} as far as was read, but the measurement had trouble."
+        why = f"{peak.missed}: undecided" if peak.missed else "the measurement had trouble"
+        title = f"{sum_text} fit {device.label} as far as was read, but {why}."
     return _finding("inconclusive", title, rows, device, peak, limit, limit_from)
 
 

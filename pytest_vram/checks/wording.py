@@ -37,6 +37,8 @@ def size_of(info: DeviceInfo) -> str:
 
 def amount(reading: Reading) -> str:
     """The figure, or both ends where it is an interval."""
+    if reading.missed:
+        return f"at least {mib(reading.bytes)}"
     if reading.upper == reading.bytes:
         return mib(reading.bytes)
     return f"between {mib(reading.bytes)} and {mib(reading.upper)}"
@@ -58,6 +60,8 @@ def provenance(reading: Reading) -> str:
         parts.append(f"{reading.samples:,} samples{every}")
     if reading.note:
         parts.append(reading.note)
+    if reading.missed:
+        parts.append(f"a lower end only: {reading.missed}")
     return "; ".join(parts)
 
 

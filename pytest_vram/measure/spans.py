@@ -31,6 +31,7 @@ _DISTURBED = (
 )
 _LARGEST_SAMPLE = "the peak is the largest sample"
 _BOUNDED = "the peak is the largest sample, and at most what the driver kept of the processes' whole lives"
+_BLIND = "for {:,.0f} ms nobody looked: the keeper was stopped or starved, or the driver hung"
 _SWITCHED = "for a part of the time the figures were by process, and for the rest of the whole device"
 
 
@@ -152,7 +153,13 @@ class Peak:
         """The peak as a figure; ``nothing`` is what is said of one that is 0 because nobody was there."""
         if self._fault is not None:
             known = None if self._suspect else self._low or None
-            return Unmeasurable(reason=self._fault, scope=scope, device=probe.info.label, at_least=known)
+            return Unmeasurable(
+                reason=self._fault,
+                source=source or (self._sources or probe.sources).sampled,
+                scope=scope,
+                device=probe.info.label,
+                at_least=known,
+            )
         sources = self._sources or probe.sources
         notes = [probe.note] if probe.note else []
         if not self._seen:
@@ -184,7 +191,7 @@ class Peak:
             interval_ms=rate.interval_ms if sampled else None,
             samples=rate.samples if sampled else None,
             note="; ".join(notes) or None,
-            blind_ms=None if exact or told else rate.blind_ms,
+            missed=None if exact or told or rate.blind_ms is None else _BLIND.format(rate.blind_ms),
         )
 
 

@@ -79,7 +79,7 @@ class PaperCard:
     :ivar accounting: keeps the peak of each process's whole life, as NVML's accounting does: a mark where it rose since
         the last reset, else an upper end.
     :ivar hidden: bytes in use by nobody who is listed. :ivar quiet: what counts as in use before, after
-        :meth:`distrust`.
+        :meth:`distrust`. :ivar early: whether the run may have been on it then.
     """
 
     counts_pytest = True
@@ -104,6 +104,7 @@ class PaperCard:
         self.accounting = accounting
         self.hidden = 0
         self.quiet = 0
+        self.early = False
         self.per_process = True
         mark = "nvml-accounting" if accounting else "nvml-process"
         self.sources = Sources(mark, "nvml-process", "nvml-process", "nvml-device")
@@ -145,7 +146,8 @@ class PaperCard:
         device = Figure(used, used)
         if not self.per_process:
             rise = max(0, used - self.quiet)
-            return Snapshot({}, device, rise=Figure(rise, rise), doubt=self.doubt)
+            most = used if self.early else None
+            return Snapshot({}, device, rise=Figure(rise, rise, most=most), doubt=self.doubt)
         figures = {pid: self._figure(pid) if pid in self.held else Figure(0, 0) for pid in pids}
         figures.update(self._ended)
         gone, self._ended = tuple(self._ended), {}
