@@ -6,12 +6,14 @@ memory is in no figure of the run, so that a verdict on the test would be wrong.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pytest_vram.keeper.messages import Stranger
-from pytest_vram.measure import Members, Span, procfs, sockets
+from pytest_vram.keeper.messages import MEMBER_MARK, RUN_MARK, Stranger
+from pytest_vram.measure import PYTEST, Members, Span, procfs, sockets
 from pytest_vram.measure.probes import Probe
+from pytest_vram.measure.probes.trust import exists
 from pytest_vram.units import mib
 
 #: Growth above which a stranger spoils a verdict: bytes (contract, "What is counted").
@@ -23,18 +25,28 @@ _MOST = 20
 _FIRST_PAUSE = 250_000_000
 _MOST_LOOKS = 8
 _MOST_KNOWN = 1024
+#: How far up from a process a pytest process of another run is looked for.
+_MOST_ABOVE = 16
+#: Nanoseconds to which the kernel tells when a process began.
+_TICK = 10_000_000
 
 #: Told processes of the run and a stranger; answers how they are connected, or ``None``.
 Connection = Callable[[list[int], int], str | None]
 
 
 class _Watched:
-    """A stranger that has grown: looked at until a connection is seen."""
+    """A stranger that has grown: looked at until a connection is seen.
 
-    __slots__ = ("due", "looks", "name")
+    :ivar began: when it was forked (monotonic ns), where it may be a process that a test started and that hides it;
+        else ``None``. :ivar seen: whether there was such a process in this PID namespace.
+    """
 
-    def __init__(self, name: str, now: int) -> None:
+    __slots__ = ("began", "due", "looks", "name", "seen")
+
+    def __init__(self, name: str, now: int, *, seen: bool, began: int | None) -> None:
         self.name = name
+        self.seen = seen
+        self.began = began
         self.looks = 0
         self.due = now
 
@@ -68,12 +80,48 @@ class Strangers:
         """A stranger has grown by more than :data:`DECISIVE` in some span: the next tick looks who talks to it."""
         if pid in self._ignored():
             return
-        if pid not in self._watched:
-            while len(self._watched) >= _MOST_KNOWN:
-                del self._watched[next(iter(self._watched))]
-            self._watched[pid] = _Watched(self._name(pid), now)
-        watched = self._watched[pid]
-        watched.looks, watched.due = 0, now
+        # Asked again each time: its number may be another process's by now.
+        self._watched.pop(pid, None)
+        while len(self._watched) >= _MOST_KNOWN:
+            del self._watched[next(iter(self._watched))]
+        self._watched[pid] = self._watch(pid, now)
+
+    def _watch(self, pid: int, now: int) -> _Watched:
+        began = self._began(pid, now)
+        return _Watched(self._name(pid), now, seen=exists(pid, self._proc), began=began)
+
+    def _began(self, pid: int, now: int) -> int | None:
+        """When a process was forked, if a test may have started it: it is the same user's, in the control group of
+        pytest, and of no other run."""
+        stat = procfs.read_stat(pid, self._proc)
+        if stat is None:
+            return None
+        group = _group(pid, self._proc)
+        roots = [member.pid for member in self._members.all() if member.owner == PYTEST]
+        if group is None or all(_group(root, self._proc) != group for root in roots):
+            return None
+        try:
+            if os.stat(f"{self._proc}/{pid}").st_uid != os.getuid():
+                return None
+        except OSError:
+            return None
+        if self._of_a_run(stat):
+            return None
+        return now - round(procfs.age(stat) * 1e9)
+
+    def _of_a_run(self, stat: procfs.Stat) -> bool:
+        """Whether a process is marked as one of another run, or is a pytest process that has a keeper, or below one."""
+        above: procfs.Stat | None = stat
+        for _ in range(_MOST_ABOVE):
+            if above is None or above.pid <= 1:
+                return False
+            if any(self._is_marked(pid) for pid in (above.pid, *(procfs.children(above.pid, self._proc) or ()))):
+                return True
+            above = procfs.read_stat(above.parent, self._proc)
+        return False
+
+    def _is_marked(self, pid: int) -> bool:
+        return any(procfs.environment_value(pid, mark, self._proc) is not None for mark in (RUN_MARK, MEMBER_MARK))
 
     def tick(self, now: int) -> None:
         """Look again at those that grew and were not talked to, ever more rarely."""
@@ -116,8 +164,12 @@ class Strangers:
             if pid in ignored or ours or seen.grew < _WORTH_A_LINE:
                 continue
             watched = self._watched.get(pid)
-            words = self._words(span, pid, now, look) if seen.grew > DECISIVE else None
-            why = _why(seen.grew, by_process.get(label, True), words)
+            words, why = None, ""
+            if seen.grew > DECISIVE:
+                if watched is None:
+                    watched = self._watch(pid, now)
+                words = self._words(span, pid, now, look)
+                why = _why(seen.grew, by_process.get(label, True), words, watched, span.t)
             found.append(
                 Stranger(
                     pid=pid,
@@ -148,11 +200,33 @@ class Strangers:
         self._watched.clear()
 
 
-def _why(grew: int, by_process: bool, words: str | None) -> str:
-    if grew <= DECISIVE:
-        return ""
+def _group(pid: int, proc: str) -> str | None:
+    """The control groups of a process, as the kernel writes them."""
+    try:
+        with open(f"{proc}/{pid}/cgroup") as stream:
+            return stream.read()
+    except OSError:
+        return None
+
+
+def _why(grew: int, by_process: bool, words: str | None, watched: _Watched, opened: int) -> str:
+    """For what reason a stranger that grew so much spoils the verdict on a window; empty where it does not.
+
+    :param words: how the run is connected with it. :param opened: when the window was.
+    """
     if words is not None:
         return f"it grew by {mib(grew)}, and process {words}: what the test made it load is in no figure of this run"
     if not by_process:
-        return f"it grew by {mib(grew)}, and the device does not say who holds its memory, so that the figures hold it"
+        # One that is not here may be of the run: the driver's PIDs are another namespace's then.
+        return (
+            f"it grew by {mib(grew)}, and the device does not say who holds its memory, so that the figures hold it"
+            if watched.seen
+            else ""
+        )
+    if watched.began is not None and watched.began + _TICK >= opened:
+        return (
+            f"it grew by {mib(grew)}, began during this test and may have been started by it in a way that hides it"
+            f" (cleared environment, pipe); what it holds is in no figure of this run, unless {MEMBER_MARK} of the"
+            " test's environment is in its own"
+        )
     return ""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_vram.keeper.messages import Stranger
 from pytest_vram.keeper.strangers import DECISIVE, Strangers
-from pytest_vram.measure import PYTEST, Seen, Span
+from pytest_vram.measure import PYTEST, Seen, Span, procfs
 from pytest_vram.measure.probes import Probe
 from pytest_vram.measure.spans import Held
 from tests.unit.measure_kit import PaperMembers, PaperProbe
@@ -51,6 +55,22 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
+def lives(
+    root: Path, pid: int, *, age: float = 0.5, parent: int = 1, group: str = "/run", environment: bytes = b""
+) -> None:
+    """A process of this user that began so many seconds ago."""
+    began = round((procfs.boot_clock() - age) * os.sysconf("SC_CLK_TCK"))
+    folder = root / str(pid)
+    folder.mkdir(exist_ok=True)
+    fields = ["S", str(parent), str(pid), str(pid), *["0"] * 15, str(began), *["0"] * 30]
+    (folder / "stat").write_text(f"{pid} (p{pid}) {' '.join(fields)}")
+    (folder / "cgroup").write_text(f"0::{group}\n")
+    (folder / "environ").write_bytes(environment)
+    task = folder / "task" / str(pid)
+    task.mkdir(parents=True, exist_ok=True)
+    (task / "children").write_text("")
+
+
 def named(root: Path, pid: int, *arguments: str) -> None:
     (root / str(pid)).mkdir()
     (root / str(pid) / "cmdline").write_bytes("\0".join(arguments).encode() + b"\0")
@@ -78,10 +98,103 @@ def test_one_that_nobody_talks_to(scene: Scene) -> None:
     assert len(scene.asked) == 1
 
 
+class Nursery:
+    """A window that was opened two seconds ago, in which PID 500 grows to a GiB."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        scene.span = Span(time.monotonic_ns() - 2 * SECOND, 0)
+        lives(scene.proc, 1, age=100)
+
+    def stranger(self, *, grew: int = 1 << 30) -> Stranger:
+        self.scene.strangers.grew(500, time.monotonic_ns())
+        self.scene.grow(grew)
+        (found,) = self.scene.of(time.monotonic_ns())
+        return found
+
+
+@pytest.mark.parametrize(("grew", "decisive"), [(DECISIVE, False), (DECISIVE + 1, True)])
+def test_one_that_began_during_the_test(scene: Scene, grew: int, decisive: bool) -> None:
+    """A test may have started it and hidden that: no verdict says that its memory is within a limit."""
+    nursery = Nursery(scene)
+    lives(scene.proc, 500)
+    found = nursery.stranger(grew=grew)
+    assert found.decisive == decisive
+    assert ("may have been started by it in a way that hides it (cleared environment, pipe)" in found.why) == decisive
+
+
+def test_one_that_began_during_the_test_and_is_gone(scene: Scene) -> None:
+    """What it was is known from the time when it grew."""
+    nursery = Nursery(scene)
+    lives(scene.proc, 500)
+    scene.strangers.grew(500, time.monotonic_ns())
+    scene.grow(1 << 30)
+    shutil.rmtree(scene.proc / "500")
+    (found,) = scene.of(time.monotonic_ns())
+    assert found.decisive
+    assert nursery.scene is scene
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        {"age": 3.0},
+        {"group": "/user.slice/desktop"},
+        {"environment": b"PATH=/bin\0PYTEST_VRAM_RUN=other\0"},
+        {"environment": b"PYTEST_VRAM_MEMBER=other\0"},
+    ],
+    ids=["older", "of another control group", "server of another run", "of a test of another run"],
+)
+def test_one_that_the_test_did_not_start(scene: Scene, what: dict[str, Any]) -> None:
+    """The desktop, other runs and what was there before grow without a word in the verdict."""
+    nursery = Nursery(scene)
+    lives(scene.proc, 500, **what)
+    assert not nursery.stranger().decisive
+
+
+def test_one_of_another_user(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another user started is not of the test."""
+    nursery = Nursery(scene)
+    lives(scene.proc, 500)
+    user = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    assert not nursery.stranger().decisive
+
+
+@pytest.mark.parametrize("parent", [1, 499], ids=["pytest itself", "a worker"])
+def test_pytest_of_another_run(scene: Scene, parent: int) -> None:
+    """A pytest process has no mark, and is told by its keeper; its workers are below it."""
+    nursery = Nursery(scene)
+    lives(scene.proc, 500, parent=parent)
+    lives(scene.proc, 499)
+    lives(scene.proc, 501, environment=b"PYTEST_VRAM_RUN=other\0")
+    (scene.proc / str(500 if parent == 1 else 499) / "task" / str(500 if parent == 1 else 499) / "children").write_text(
+        "501 "
+    )
+    assert not nursery.stranger().decisive
+
+
+def test_one_whose_number_is_anothers_now(scene: Scene) -> None:
+    """Who had this PID before does not speak for who has it now."""
+    nursery = Nursery(scene)
+    lives(scene.proc, 500, age=50)
+    scene.strangers.grew(500, time.monotonic_ns())
+    lives(scene.proc, 500)
+    assert nursery.stranger().decisive
+
+
+def test_one_of_another_namespace_within_a_figure_of_the_whole_device(tmp_path: Path) -> None:
+    """In a container the driver's PIDs are the host's: who is not here may be the run's own process, and is counted."""
+    scene = Scene(tmp_path, per_process=False)
+    scene.grow(1 << 30)
+    assert not scene.of()[0].decisive
+
+
 @pytest.mark.parametrize(("grew", "decisive"), [(DECISIVE, False), (DECISIVE + 1, True)])
 def test_one_within_a_figure_of_the_whole_device(tmp_path: Path, grew: int, decisive: bool) -> None:
     """Where the device does not say who holds its memory, a stranger's growth is in the figures: no verdict."""
     scene = Scene(tmp_path, per_process=False)
+    lives(scene.proc, 500, age=100)
     scene.grow(grew)
     (found,) = scene.of()
     assert found.decisive == decisive
