@@ -13,10 +13,11 @@ import pytest
 
 from pytest_vram import predicting, specfile, units
 from pytest_vram import settings as settings_module
+from pytest_vram.blame import Quick
 from pytest_vram.errors import BadInput, VramError
 from pytest_vram.judging import Judgement, broken, judge, judges_all, with_outcome
 from pytest_vram.outcomes import INCONCLUSIVE, failure
-from pytest_vram.quick import Quick, Shared
+from pytest_vram.quick import Shared
 from pytest_vram.readings import Reading
 from pytest_vram.report.records import Outcome, TestRecord
 from pytest_vram.run import Attempt, Identity, Plan, Run, capacity_of, new_identity, plan_of
@@ -334,7 +335,7 @@ class Activity:
         self._present = None
         before = self._before(item, call, report)
         self.shared.end(test, before, call.duration, _first_line(report))
-        if before != "passed" or self._is_last or self.shared.lasted(test):
+        if before != "passed" or self._is_last or self.shared.is_alone(test):
             judgement = self.shared.close(test)
             if judgement is not None:
                 self._deliver(item, call, report, judgement, before)

@@ -3,8 +3,9 @@
 A window costs two round trips to the keeper. Tests without a marker or fixture of this package that follow each other
 share one: it is opened before the first of them, and closed as soon as it is one sampling interval old, or before a
 test that has a window of its own. A test that lasts an interval or longer closes it at its own end, before its report
-is made, and so is judged as ever. Where several tests shared a window that broke a limit, the time of its peak says
-which of them it can have been; for those whose reports are out already, another report follows.
+is made, and so is judged as ever; so does every test of a process in which torch uses CUDA, whose allocator knows peaks
+that no sample sees, but not when they were. Where several tests shared a window that broke a limit,
+:mod:`pytest_vram.blame` says which of them it can have been; for those whose reports are out already, another follows.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import contextlib
 import os
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from pytest_vram.blame import Blamed, Location, Outside, Quick, blamed, everyone
 from pytest_vram.checks.finding import Finding
 from pytest_vram.errors import KeeperError, KeeperLost
 from pytest_vram.judging import Judgement, broken, judge
@@ -37,24 +39,8 @@ if TYPE_CHECKING:
 OWN_GATES = "leases"
 #: Intervals after which a shared window is closed also where that has to wait for a keeper that is behind.
 _OLDEST = 20
-_GRAVEST = ("error", "failed", "inconclusive")
-Location = tuple[str, int | None, str]
-
-
-class Quick:
-    """One test of a shared window. Times are monotonic nanoseconds; ``end`` is ``None`` while it runs."""
-
-    __slots__ = ("attempt", "end", "location", "nodeid", "outcome", "reason", "seconds", "start")
-
-    def __init__(self, attempt: Attempt, nodeid: str, location: Location, start: int) -> None:
-        self.attempt = attempt
-        self.nodeid = nodeid
-        self.location = location
-        self.start = start
-        self.end: int | None = None
-        self.outcome: Outcome = "passed"
-        self.seconds = 0.0
-        self.reason: str | None = None
+#: Node id, outcome, seconds, attempt, reason, and whether the findings are about this test.
+Row = tuple[str, Outcome, float, int, str | None, bool]
 
 
 class Late(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,11 +61,15 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
     :ivar record: what they have in common. :ivar tests: what differs: node id, outcome, seconds, attempt, reason, and
         whether the findings are about this one. :ivar late: verdicts that could not go into reports of their own.
+    :ivar begins: times over the budget for which some test answers (``begin`` of the keeper's
+        :class:`~pytest_vram.keeper.messages.Over`). :ivar outside: those at which no test of the window ran.
     """
 
     record: TestRecord
-    tests: list[tuple[str, Outcome, float, int, str | None, bool]]
+    tests: list[Row]
     late: list[Late] = []
+    begins: list[int] = []
+    outside: list[Outside] = []
 
     def records(self) -> list[TestRecord]:
         """One record for each test."""
@@ -98,7 +88,12 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Window:
-    """A window that short tests share. ``opened`` says when, and ``ahead`` is the keeper's word that it is open."""
+    """A window that short tests share. ``opened`` says when, and ``ahead`` is the keeper's word that it is open.
+
+    :ivar closing: the keeper's word on what it saw; ``closed`` is that word, with ``trouble`` where there is none.
+    :ivar judgement: on what its tests did; ``as_found`` the same with what tests of the window before may have left,
+        which may be their own.
+    """
 
     def __init__(self, opened: int, ahead: Promise) -> None:
         self.opened = opened
@@ -106,6 +101,10 @@ class _Window:
         self.tests: list[Quick] = []
         self.allocators: list[Allocator] = []
         self.closing: Promise | None = None
+        self.closed: Closed | None = None
+        self.trouble: str | None = None
+        self.judgement: Judgement | None = None
+        self.as_found: Judgement | None = None
 
 
 class Shared:
@@ -122,6 +121,11 @@ class Shared:
         self._clock = clock
         self._window: _Window | None = None
         self._before: _Window | None = None
+        #: Its limit was broken, and the window after it may tell more.
+        self._held: _Window | None = None
+        #: Of the window judged last: its tests, its name and when it was closed.
+        self._recent: list[Quick] = []
+        self._last = ("", 0)
         self._gate: Gate | None = None
 
     # ------------------------------------------------------------ gate
@@ -185,12 +189,18 @@ class Shared:
         """Whether a test lasted an interval or longer, so that its own report must carry its verdict."""
         return test.end is not None and test.end - test.start >= self.interval
 
+    def is_alone(self, test: Quick) -> bool:
+        """Whether the window must be closed at the end of this test, before its report is made."""
+        return self.lasted(test) or self.run.torch.in_use
+
     def begin(self, attempt: Attempt, nodeid: str, location: Location) -> Quick:
         """A test begins; opens a window where there is none.
 
         :raises KeeperError: when no window can be opened.
         """
-        if self.is_due():
+        if self._window is not None and self.run.torch.in_use:
+            self.close(unheard=True)
+        elif self.is_due():
             self.turn_over(attempt.key)
         if self._window is None:
             self._open(attempt.key)
@@ -238,27 +248,40 @@ class Shared:
             following = Open(kind="test", name=name, quick=True)
             window.closing, ahead = self.run.ahead(self._closing(window), following)
         except KeeperError as error:
-            self._judge(window, None, str(error), None)
+            window.trouble = str(error)
+            self._learn(window)
+            self._settle(window, None, None)
             return
         self._before, self._window = window, _Window(self._clock(), ahead)
 
-    def close(self, present: Quick | None = None, *, name: str = "") -> Judgement | None:
+    def close(self, present: Quick | None = None, *, name: str = "", unheard: bool = False) -> Judgement | None:
         """Close the window and judge it: every test of it but ``present`` is dealt with.
 
         :param present: the test whose report is being made. :param name: what the window is about, where that is known.
+        :param unheard: torch came into use after the last test: what it knows is of no test of the window.
         :returns: the judgement on ``present``; ``None`` where it is not among the tests of the window.
         """
-        window = self._window
+        window, self._window = self._window, None
         self._catch_up()
         if window is None:
-            return None
-        self._window = None
-        window.allocators = self.run.torch.end(self.run.measurable)
+            held, self._held = self._held, None
+            return self._settle(held, None, present) if held is not None else None
+        window.allocators = [] if unheard else self.run.torch.end(self.run.measurable)
         try:
             (window.closing,) = self.run.ahead(self._closing(window, name))
         except KeeperError as error:
-            return self._judge(window, None, str(error), present)
-        return self._finish(window, present, [])
+            window.trouble = str(error)
+        self._learn(window)
+        held, self._held = self._held, None
+        earlier = self._settle(held, window, present) if held is not None else None
+        mine = self._settle(window, None, present)
+        if mine is None or earlier is None or mine.findings:
+            return mine
+        return msgspec.structs.replace(
+            mine,
+            findings=earlier.findings,
+            record=msgspec.structs.replace(mine.record, findings=earlier.findings),
+        )
 
     def _closing(self, window: _Window, name: str = "") -> Close:
         """What closes a window, which is called after the test that lasted, else after all of them.
@@ -268,101 +291,136 @@ class Shared:
         opened = self.run.result(window.ahead)
         assert isinstance(opened, Opened)
         tests = window.tests
-        named = [test for test in tests if len(tests) == 1 or self.lasted(test)]
-        name = name or (named[-1].attempt.key if named else "")
-        if tests and not name:
-            name = f"one of {len(tests)} short tests from {tests[0].attempt.key} to {tests[-1].attempt.key}"
         return Close(
             window=opened.window,
-            name=name,
+            name=name or self._named(window),
             record={"tests": {test.attempt.key: test.outcome for test in tests if test.end is not None}},
         )
 
+    def _named(self, window: _Window) -> str:
+        """What a window is called once it is closed: after the test that lasted, else after all of them."""
+        tests = window.tests
+        named = [test for test in tests if len(tests) == 1 or self.lasted(test)]
+        if named or not tests:
+            return named[-1].attempt.key if named else ""
+        return f"one of {len(tests)} short tests from {tests[0].attempt.key} to {tests[-1].attempt.key}"
+
     def _catch_up(self) -> None:
-        """Judge the window before, whose figures are there by now."""
-        if self._before is not None:
-            window, self._before = self._before, None
-            self._finish(window, None, self._window.tests if self._window is not None else [])
+        """Judge the window before, whose figures are there by now.
 
-    def _finish(self, window: _Window, present: Quick | None, later: list[Quick]) -> Judgement | None:
-        assert window.closing is not None
-        try:
-            closed = self.run.result(window.closing)
-        except KeeperError as error:
-            return self._judge(window, None, str(error), present)
-        assert isinstance(closed, Closed)
-        # It was closed a moment after the tests of the next one had begun.
-        also = [test for test in later if test.start < closed.t1]
-        return self._judge(window, closed, None, present, also)
+        Where its limit was broken that waits for the window after it: whose memory it was may be seen there only.
+        """
+        window, self._before = self._before, None
+        if window is None:
+            return
+        self._learn(window)
+        held, self._held = self._held, None
+        if held is not None:
+            self._settle(held, window, None)
+        assert window.judgement is not None
+        if window.judgement.findings and window.closed is not None:
+            self._held = window
+        else:
+            self._settle(window, None, None)
 
-    def _judge(
-        self,
-        window: _Window,
-        closed: Closed | None,
-        trouble: str | None,
-        present: Quick | None,
-        also: Sequence[Quick] = (),
-    ) -> Judgement | None:
+    def _learn(self, window: _Window) -> None:
+        """Take in what the keeper saw of a window that is closed."""
+        if window.closing is not None:
+            try:
+                answer = self.run.result(window.closing)
+                assert isinstance(answer, Closed)
+                window.closed = answer
+            except KeeperError as error:
+                window.trouble = str(error)
+        closed = window.closed
+        name, until = self._last
+        window.judgement = self._judge(window, closed)
+        if closed is None:
+            return
+        self._last = (self._named(window), closed.t1)
+        # Seen when a test of this window had begun already, it may be that test's own, and is no leftover.
+        others = [one for one in closed.residues if one.test != name]
+        if window.tests and window.tests[0].start < until and len(others) < len(closed.residues):
+            window.as_found = window.judgement
+            window.judgement = self._judge(window, msgspec.structs.replace(closed, residues=others))
+
+    def _judge(self, window: _Window, closed: Closed | None) -> Judgement:
         tests = window.tests
         outline = Attempt(tests[0].attempt.key if tests else "", Plan(), 1)
-        outline.trouble, outline.allocators = trouble, window.allocators
+        outline.trouble, outline.allocators = window.trouble, window.allocators
         try:
-            judgement = judge(self.run, outline, closed, seconds=0.0, outcome="passed")
+            return judge(self.run, outline, closed, seconds=0.0, outcome="passed")
         except Exception as error:  # noqa: BLE001 - the results of the other tests must not be lost for a defect here
-            judgement = broken(self.run, outline, error, seconds=0.0, outcome="passed")
-        return self._share_out(tests, judgement, closed, present, also)
+            return broken(self.run, outline, error, seconds=0.0, outcome="passed")
 
     # ------------------------------------------------------------ verdicts
 
-    def _share_out(
-        self,
-        tests: list[Quick],
-        judgement: Judgement,
-        closed: Closed | None,
-        present: Quick | None,
-        also: Sequence[Quick],
-    ) -> Judgement | None:
-        now = self._clock()
-        record = judgement.record
+    def _settle(self, window: _Window, following: _Window | None, present: Quick | None) -> Judgement | None:
+        """Give every test of a window its verdict, and those of the next one that it saw.
+
+        :returns: the judgement on ``present``, whose report is being made, where that is among them.
+        """
+        assert window.judgement is not None
+        tests, judgement = window.tests, window.judgement
+        after = following.tests if following is not None else []
+        whom = everyone([])
+        if judgement.findings and tests:
+            whom = blamed(
+                judgement.findings,
+                window.closed,
+                tests,
+                before=self._recent,
+                after=after,
+                following=following.closed if following is not None else None,
+            )
+        self._recent = tests
+        verdicts = self._verdicts(window, whom, len(tests) + len([test for test in after if test in whom.sure]))
+        record = msgspec.structs.replace(judgement.record, findings=[])
         if len(tests) > 1:
             record = msgspec.structs.replace(record, peak=_shared_by(record.peak, len(tests)))
-        meant: set[Quick] = set()
-        if judgement.findings and tests:
-            suspects, sure = _suspects(judgement, closed, [*tests, *also], now)
-            meant = set(suspects)
-            if len(tests) + len(also) > 1:
-                text = _which(suspects, len(tests) + len(also), now, sure)
-                judgement = _explained(judgement, text, sure)
-            record = msgspec.structs.replace(record, findings=judgement.findings)
-        verdict = judgement.verdict
         late: list[Late] = []
-        rows: list[tuple[str, Outcome, float, int, str | None, bool]] = []
+        rows: list[tuple[Quick, list[Finding]]] = []
         mine: Judgement | None = None
-        for test in tests:
-            outcome, reason = test.outcome, test.reason
+        for test in [*tests, *(test for test in after if test in verdicts)]:
+            about = verdicts.get(test)
+            findings = about.findings if about is not None else test.findings
             if test is present:
                 own = msgspec.structs.replace(
-                    record, nodeid=test.attempt.key, attempt=test.attempt.number, seconds=test.seconds
+                    record,
+                    nodeid=test.attempt.key,
+                    attempt=test.attempt.number,
+                    seconds=test.seconds,
+                    findings=findings,
+                    outcome=test.outcome,
                 )
-                findings = judgement.findings if test in meant else []
-                own = msgspec.structs.replace(own, findings=findings, outcome=outcome)
                 mine = Judgement(record=own, findings=findings, backends=[])
                 continue
             if test.end is None:  # interrupted: it never became anything
                 continue
-            if test in meant and outcome == "passed" and verdict is not None:
-                told = self._late(test, judgement, verdict)
+            if about is not None and about.verdict is not None and test.outcome == "passed" and not test.told:
+                told = self._late(test, about, about.verdict)
                 late.append(told)
-                outcome, reason = told.category, told.text.splitlines()[0][:300]
-            rows.append((test.attempt.key, outcome, round(test.seconds, 6), test.attempt.number, reason, test in meant))
-        for test in also:
-            if test in meant and test.outcome == "passed" and verdict is not None:
-                told = self._late(test, judgement, verdict)
-                late.append(told)
-                test.outcome, test.reason = told.category, told.text.splitlines()[0][:300]
-        if rows or late:
-            self.pending.append(Batch(record=record, tests=rows, late=late))
+                test.outcome, test.reason, test.told = told.category, told.text.splitlines()[0][:300], True
+                test.findings = findings
+            if test in tests:
+                rows.append((test, findings))
+        self.pending.extend(_batches(record, rows, late, whom))
         return mine
+
+    def _verdicts(self, window: _Window, whom: Blamed, count: int) -> Mapping[Quick, Judgement]:
+        """The judgement on each test that is blamed, with words on why it is."""
+        assert window.judgement is not None
+        now = self._clock()
+        verdicts: dict[Quick, Judgement] = {}
+        for found, sure in ((whom.sure, True), (whom.unsure, False)):
+            if found:
+                judgement = window.judgement
+                if count > 1 or not sure:
+                    judgement = _explained(judgement, _which(found, count, now, sure), sure)
+                verdicts.update(dict.fromkeys(found, judgement))
+        if window.as_found is not None and window.as_found.verdict == "error":
+            verdicts.update(dict.fromkeys(whom.victims, window.as_found))
+        return verdicts
 
     def _late(self, test: Quick, judgement: Judgement, verdict: str) -> Late:
         strict = verdict == "inconclusive" and self.run.settings.missing == "fail"
@@ -379,6 +437,34 @@ class Shared:
         )
 
 
+def _batches(
+    record: TestRecord, rows: Sequence[tuple[Quick, list[Finding]]], late: list[Late], whom: Blamed
+) -> list[Batch]:
+    """The records of one window's tests: in one batch, but for those with findings of another kind."""
+    kinds: list[list[Finding]] = []
+    for _, findings in rows:
+        if findings and not any(findings is kind for kind in kinds):
+            kinds.append(findings)
+    made: list[Batch] = []
+    for kind in kinds or [[]]:
+        first = not made
+        batch = Batch(
+            record=msgspec.structs.replace(record, findings=kind),
+            tests=[_row(test, findings) for test, findings in rows if findings is kind or (first and not findings)],
+            late=late if first else [],
+            begins=whom.begins if first else [],
+            outside=whom.outside if first else [],
+        )
+        if batch.tests or batch.late or batch.begins or batch.outside:
+            made.append(batch)
+    return made
+
+
+def _row(test: Quick, findings: list[Finding]) -> Row:
+    seconds = round(test.seconds, 6)
+    return test.attempt.key, test.outcome, seconds, test.attempt.number, test.reason, bool(findings)
+
+
 def _shared_by(peaks: dict[str, Measured], count: int) -> dict[str, Measured]:
     note = f"shared by {count} tests that ran within one sampling interval"
     return {
@@ -389,47 +475,21 @@ def _shared_by(peaks: dict[str, Measured], count: int) -> dict[str, Measured]:
     }
 
 
-def _suspects(judgement: Judgement, closed: Closed | None, tests: list[Quick], now: int) -> tuple[list[Quick], bool]:
-    """The tests that the findings may be about, and whether it was certainly one of them.
-
-    Only for a lower end over its limit is it known when it was reached; everything else is about all of them.
-    """
-    if closed is None:
-        return tests, True
-    gravest = next(verdict for verdict in _GRAVEST if any(f.verdict == verdict for f in judgement.findings))
-    found: set[Quick] = set()
-    for finding in judgement.findings:
-        if finding.verdict != gravest:
-            continue
-        moment = closed.peak_at.get(finding.device or "")
-        figure = finding.measured
-        broke = finding.limit is not None and isinstance(figure, Reading) and figure.bytes > finding.limit
-        if moment is None or not broke:
-            return tests, True
-        found.update(
-            test for test in tests if test.start <= moment.at and (now if test.end is None else test.end) > moment.since
-        )
-    if not found:  # between two tests: a lower peak during one of them would not show
-        return tests, False
-    return [test for test in tests if test in found], True
-
-
-def _which(suspects: list[Quick], count: int, now: int, sure: bool) -> str:
-    begin = min(test.start for test in suspects)
-    end = max(now if test.end is None else test.end for test in suspects)
-    names = ", ".join(test.nodeid for test in suspects[:5]) + (
-        f" and {len(suspects) - 5} more" if len(suspects) > 5 else ""
-    )
+def _which(found: list[Quick], count: int, now: int, sure: bool) -> str:
+    begin = min(test.start for test in found)
+    end = max(now if test.end is None else test.end for test in found)
+    names = ", ".join(test.nodeid for test in found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
     within = f"which ran within {(end - begin) / 1e6:.1f} ms"
     how = "--vram-interval=1 or a max_vram marker gives each its own window"
     if not sure:
+        which = f"one of these {len(found)} tests, {within}" if len(found) > 1 else "this test"
         return (
-            f"The peak fell between two of these {count} tests, {within}, and none of them ran at that moment: {names}."
-            f" Whether one of them was over the limit as well is not known; {how}."
+            f"The peak was seen when {which}, was over, before another began: {names}. It may be of the test, freed in"
+            f" its teardown, or of the teardown alone; {how}."
         )
-    if len(suspects) == 1:
+    if len(found) == 1:
         return f"It was {names}, one of {count} short tests that shared a window."
-    return f"It was one of these {len(suspects)} tests, {within}: {names}. To tell them apart: {how}."
+    return f"It was one of these {len(found)} tests, {within}: {names}. To tell them apart: {how}."
 
 
 def _explained(judgement: Judgement, text: str, sure: bool) -> Judgement:

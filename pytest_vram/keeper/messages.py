@@ -312,6 +312,30 @@ class Closed(_Message, frozen=True, kw_only=True):
     :ivar peak_at: when the peak of ``run`` was reached. :ivar strangers: processes of others that grew meanwhile.
     :ivar residues: what earlier tests had left behind when the window opened, still held at its peak.
     :ivar spill: label → memory of the run that was given on the device and lay in host memory.
+class Over(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One time during which the run held more than its budget; times are monotonic ns.
+
+    :ivar device: label, or ``sum``. :ivar bytes: largest lower end. :ivar since: when the last read began that was
+        within the budget. :ivar begin: when the first read began that was over it (for a mark, which may have been
+        reached at any time before: ``since``), and ``at`` when that was over. :ivar last: when the last such read was
+        over, and ``until`` when the first one was that was within the budget again; ``None`` while none was.
+    :ivar after: test whose window was closed last when it began. :ivar before: the one that was opened first after.
+    :ivar judged: it reached into a window of one test alone, which was judged by it.
+    """
+
+    device: str
+    limit: int
+    bytes: int
+    since: int
+    begin: int
+    at: int
+    last: int
+    until: int | None = None
+    after: str = ""
+    before: str = ""
+    judged: bool = False
+
+
     :ivar host_use: page faults, swap and control group of the backends.
     :ivar waited: seconds before the window was opened, and ``waited_for`` who held what was wanted.
     """
@@ -334,6 +358,7 @@ class Closed(_Message, frozen=True, kw_only=True):
     lost: list[str] = []
     sampling: Sampling | None = None
     peak_at: dict[str, PeakTime] = {}
+    :ivar over: times at which the budget was broken, in a window that several tests share.
     strangers: list[Stranger] = []
     residues: list[Residue] = []
     spill: dict[str, Measured] = {}
@@ -360,6 +385,7 @@ class BootPhase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     start: int
     end: int | None = None
+    over: list[Over] = []
     peak: dict[str, Measured] = {}
     pss: Measured | None = None
 
@@ -397,7 +423,11 @@ class Done(_Message, frozen=True, kw_only=True):
 
 
 class State(_Message, frozen=True, kw_only=True):
-    """Everything alive, for people and for tests. ``held``: what the run holds at the last sample, as in peaks."""
+    """Everything alive, for people and for tests. ``held``: what the run holds at the last sample, as in peaks.
+
+    For the controller, which asks at the end: ``over``, every time at which the budget was broken; ``peak`` of the whole
+    run, where there is a budget; and ``residues``, what tests have left behind until now.
+    """
 
     pid: int
     run: str
@@ -431,6 +461,9 @@ Request = (
     | Peek
     | Now
     | Acquire
+    over: list[Over] = []
+    peak: dict[str, Measured] = {}
+    residues: list[Residue] = []
     | Prepare
     | Restart
     | Stop

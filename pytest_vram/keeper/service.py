@@ -387,7 +387,9 @@ class Service:
                 self._note(request)
                 return None
             case Status():
-                return self._state()
+                return self._state(at_the_end=connection.role == "controller")
+            case Abandon() | Ping():
+                return None  # heeded by the conversation, before what waits
             case Finish():
                 return await self._finish_now(connection, request)
 
@@ -473,6 +475,9 @@ class Service:
 
     async def _end_turn(self, connection: Connection, request: EndTurn) -> Reply:
         if connection.turn is None:
+            over=windows.overs.all() if at_the_end else [],
+            peak=windows.peak_of_run() if at_the_end else {},
+            residues=residues,
             raise KeeperError("This connection has no turn to end.")
         await self.servers.notice(connection.turn[0])
         window, turns = connection.turn
@@ -497,8 +502,9 @@ class Service:
             fields["of_kind"] = note.kind
         self.core.log(kind, **fields)
 
-    def _state(self) -> State:
-        core = self.core
+    def _state(self, *, at_the_end: bool) -> State:
+        core, windows = self.core, self.windows
+        residues = windows.left() if at_the_end else []
         leases, waiting = self.windows.admission.tables()
         return State(
             pid=core.pid,

@@ -14,7 +14,8 @@ from pytest_vram.keeper.core import Core, sampling
 from pytest_vram.keeper.figures import agree, doubted, larger_of, merge, shares, spilled, when, with_boot
 from pytest_vram.keeper.holders import held_by
 from pytest_vram.keeper.host_use import Counted, HostUses
-from pytest_vram.keeper.messages import Closed, Figures, PeakTime
+from pytest_vram.keeper.messages import Closed, Figures, PeakTime, Residue
+from pytest_vram.keeper.overs import Overs
 from pytest_vram.keeper.residue import Held, Look, Residues, floors, residues
 from pytest_vram.keeper.room import Room
 from pytest_vram.keeper.server import Server
@@ -36,7 +37,8 @@ class Window:
 
     :ivar holding: who held what had come during earlier tests when it was opened, and ``running`` which of them still
         ran. :ivar counted: its count of page faults and swap of its backends. :ivar waited: seconds before it was
-        opened, for what ``waited_for`` says.
+        opened, for what ``waited_for`` says. :ivar quick: short tests share it; ``follows`` is the name of the one before
+        in that process, whose tests' memory may have been seen late.
     """
 
     def __init__(
@@ -60,6 +62,8 @@ class Window:
         self.counted = counted
         self.waited = 0.0
         self.waited_for: list[str] = []
+        self.quick = False
+        self.follows = ""
 
 
 class Windows:
@@ -76,6 +80,11 @@ class Windows:
         self.host_uses = HostUses(core.members)
         self.strangers = Strangers(core.members, self._ignored)
         core.timeline.on_growth = self._grew
+        self.overs = Overs(core.launch.budget)
+        core.timeline.on_read = lambda now, at: self.overs.look(core.timeline.run_sums(), now, at)
+        #: Span of the whole run, where there is a budget: it must be sampled between tests as well.
+        self._whole = core.timeline.open(core.started) if core.launch.budget is not None else None
+        self._turned: dict[int, str] = {}
         core.holders = self._held_by
         core.on_tick = self._tick
 
@@ -145,11 +154,19 @@ class Windows:
             for probe, snapshot in core.timeline.snapshots()
         )
 
-    def look_back(self) -> None:
-        """The run ends: write down what tests have left behind until now."""
+    def left(self) -> list[Residue]:
+        """What tests have left behind until now."""
         self._core.boundary()
         self._look_for_residues()
-        for left in self.residues.held():
+        return self.residues.held({window.name for window in self._open.values() if window.kind == "test"})
+
+    def peak_of_run(self) -> dict[str, Measured]:
+        """The peak of the whole run, whatever was open; empty where there is no budget."""
+        return self._core.timeline.peaks(self._whole, "run") if self._whole is not None else {}
+
+    def look_back(self) -> None:
+        """The run ends: write down what tests have left behind until now."""
+        for left in self.left():
             who = ", ".join(f"process {pid} ({name})" for pid, name in left.pids[:8])
             text = f"{left.test} left {mib(left.bytes)} on {left.device} behind until the end{who and ': '}{who}"
             self._core.log("note", text=text, device=left.device, residue=left)
@@ -199,6 +216,7 @@ class Windows:
         window.waited = waited
         window.waited_for = ticket.waited_for if ticket is not None else []
         window.exclusive = exclusive
+        window.quick = quick
         window.baseline = core.timeline.held("run")
         if span.owners:
             window.baseline_backend = core.timeline.held("backend", span.owners)
@@ -207,10 +225,18 @@ class Windows:
                 self._tickets[window.number] = ticket
             self._overlap(window)
             self._look_for_residues()
-            window.running = frozenset(other.name for other in self._open.values() if other.kind == "test")
+            window.follows = self._turned.get(holder, "")
+            window.running = frozenset(
+                name
+                for other in self._open.values()
+                if other.kind == "test"
+                for name in (other.name, other.follows)
+                if name
+            )
             window.holding = self.residues.holding()
             span.floors = floors(window.holding)
             self.residues.began(name, pid)
+            self.overs.began(name, t)
         self._open[window.number] = window
         core.log("window", event="open", window=window.number, name=name, what=kind, parent=parent)
         if kind == "phase":
@@ -286,7 +312,8 @@ class Windows:
         :raises KeeperError: there is no such window.
         """
         window = self.get(number)
-        if name:
+        if name and name != window.name:
+            self.residues.renamed(window.name, name)
             window.name = name
             if window.kind == "test" and window.span.pid is not None:
                 self.residues.began(name, window.span.pid)
@@ -302,6 +329,8 @@ class Windows:
         del self._open[window.number]
         if window.kind == "test":
             self._look_for_residues()
+            self.overs.ended(window.name, window.span.t, t, judged=not (window.quick or abandoned))
+            self._turned[window.holder] = window.name if window.quick else ""
         closed = self._closed(window, t)
         self.host_uses.end(window.counted)
         if not self._open:
@@ -405,4 +434,5 @@ class Windows:
             waited=round(window.waited, 6),
             waited_for=list(window.waited_for),
             lost=lost,
+            over=self.overs.within(span.t, t) if window.quick else [],
         )

@@ -80,6 +80,8 @@ class Timeline:
         #: Called with a span, a label and a PID (0: none is listed) when it is first seen that a stranger has risen by
         #: more than 64 MiB above the span's opening. It may look at what the stranger does at this moment.
         self.on_growth: Callable[[Span, str, int], None] = lambda span, label, pid: None
+        #: Called after each read, with the times at which it began and was over; before any mark is set back.
+        self.on_read: Callable[[int, int], None] = lambda now, at: None
         self.ticks = 0
         self.gaps = 0
         self.last_tick: int | None = None
@@ -156,6 +158,7 @@ class Timeline:
             for line in changed:
                 self._fold(span, line, at)
         self._read_at = at
+        self.on_read(now, at)
         if reset or ended or members.late:
             for line in self._all:
                 line.new_epoch()

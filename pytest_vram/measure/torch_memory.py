@@ -61,6 +61,11 @@ class TorchMemory:
         except (AttributeError, RuntimeError):  # half imported, or broken
             return None
 
+    @property
+    def in_use(self) -> bool:
+        """Whether torch uses CUDA in this process."""
+        return self._cuda() is not None
+
     def begin(self) -> None:
         """A window opens: set the marks back. Does nothing where torch has not used CUDA."""
         self._counts = {}

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_vram.blame import Quick
 from pytest_vram.errors import KeeperLost
 from pytest_vram.keeper.messages import Close, Closed, Open, Opened, PeakTime, Stranger
 from pytest_vram.needs import Plan
-from pytest_vram.quick import Batch, Quick, Shared
+from pytest_vram.quick import Batch, Shared
 from pytest_vram.readings import Reading, Unmeasurable
 from pytest_vram.run import Attempt, Run, new_identity
 from pytest_vram.settings import Origin, Settings, resolve
