@@ -10,6 +10,7 @@ from pytest_vram.cli.output import FAILS, HOLDS, Answer
 from pytest_vram.errors import BadInput
 from pytest_vram.keeper import leftovers
 from pytest_vram.keeper.leftovers import Left
+from pytest_vram.text import printable
 
 FORMAT = "pytest-vram/reap/1"
 
@@ -56,4 +57,5 @@ def _lines(report: Report) -> list[str]:
     lines = [f"ended    PID {one.pid} of run {one.run}: {one.command}" for one in report.ended]
     lines += [f"removed  {text}" for text in report.removed]
     lines += [f"left     PID {one.pid} of run {one.run} does not end: {one.command}" for one in report.left]
-    return lines or ["No run that is over has left anything behind."]
+    # A mark or a command may hold line ends: each is one line all the same.
+    return [printable(line) for line in lines] or ["No run that is over has left anything behind."]

@@ -195,6 +195,9 @@ def _end(found: list[Left]) -> list[Left]:
     handles = [(one, handle) for one in found if (handle := _handle(one)) is not None]
     try:
         waiting = {handle: one for one, handle in handles}
+        ended = select.poll()
+        for handle in waiting:
+            ended.register(handle, select.POLLIN)
         for number, seconds in ((signal.SIGTERM, _TERM), (signal.SIGKILL, _KILL)):
             for handle in waiting:
                 for send in (number, signal.SIGCONT):  # one that is stopped would not hear the first
@@ -202,8 +205,9 @@ def _end(found: list[Left]) -> list[Left]:
                         signal.pidfd_send_signal(handle, send)
             deadline = time.monotonic() + seconds
             while waiting and (left := deadline - time.monotonic()) > 0:
-                ready, _, _ = select.select(list(waiting), [], [], left)
-                for handle in ready:
+                # Not select(): a process with many open files has descriptors that it refuses.
+                for handle, _ in ended.poll(left * 1000):
+                    ended.unregister(handle)
                     del waiting[handle]
         return [one for one, handle in handles if handle not in waiting]
     finally:

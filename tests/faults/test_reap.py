@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 
 from pytest_vram.cli.entry import main
+from pytest_vram.cli.reap import Reaped, Report, _lines
 from pytest_vram.keeper import leftovers, limits, socket_path
 from pytest_vram.measure import procfs
 from tests.faults.keeper_kit import Run, acquire, gone, of_run, opened, plan, status, until
@@ -119,6 +122,40 @@ def test_one_that_does_not_hear_is_killed(start: Start, capsys: pytest.CaptureFi
     assert code == 0
     assert {one["pid"] for one in found["ended"]} == {stubborn.pid, stopped.pid}
     assert (stubborn.wait(5), stopped.wait(5)) == (-signal.SIGKILL, -signal.SIGTERM)
+
+
+def test_descriptors_of_any_number_are_waited_for(
+    start: Start, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has more than a thousand files open reaps as well as any other."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        pytest.skip(f"this process may not have descriptors above {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    real = os.pidfd_open
+
+    def high(pid: int) -> int:
+        low = real(pid)
+        try:
+            return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 2048)
+        finally:
+            os.close(low)
+
+    monkeypatch.setattr(os, "pidfd_open", high)
+    try:
+        process = start(controller=dead())
+        code, found = reap(capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (code, [one["pid"] for one in found["ended"]]) == (0, [process.pid])
+
+
+def test_each_process_is_one_line() -> None:
+    """Marks and commands of others may hold line ends and escapes: they are shown, not obeyed."""
+    found = Report(
+        ended=[Reaped(pid=7, run="evil\x1b[31m\nended    PID 1 of run x", command="sleep\r613")], removed=[], left=[]
+    )
+    assert _lines(found) == ["ended    PID 7 of run evil\\x1b[31m\\nended    PID 1 of run x: sleep\\r613"]
 
 
 def test_a_run_that_lives_is_never_touched(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
