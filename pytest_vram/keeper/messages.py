@@ -292,26 +292,6 @@ class PeakTime(msgspec.Struct, frozen=True, kw_only=True):
     at: int
 
 
-class Closed(_Message, frozen=True, kw_only=True):
-    """What a window saw; every table is device label → figure.
-
-    :ivar run: peak over everything of this run (contract "What is counted"), boot peaks of used backends included.
-    :ivar backend: peak of the window's backends alone, boot peaks included.
-    :ivar process: peak of the test's own process.
-    :ivar device: peak of the whole device, everyone included.
-    :ivar baseline: what the run held when the window opened (scope ``run``).
-    :ivar baseline_backend: the same for the window's backends.
-    :ivar host: peak host memory of the process trees of the window's backends, boot included.
-    :ivar phases: phase name → label → peak, of boots and of phase windows inside this one.
-    :ivar boot: true where a boot peak decided ``run``.
-    :ivar overlapped: names of test windows that were open at the same time and shared a backend or the device.
-    :ivar shares: who held what, largest first, at most 20.
-    :ivar deaths: one sentence for each backend of this window that died in it.
-    :ivar trouble: sentences about measurement faults within the window.
-    :ivar lost: one sentence for each device that stopped answering within the window ("GPU is lost").
-    :ivar peak_at: when the peak of ``run`` was reached. :ivar strangers: processes of others that grew meanwhile.
-    :ivar residues: what earlier tests had left behind when the window opened, still held at its peak.
-    :ivar spill: label → memory of the run that was given on the device and lay in host memory.
 class Over(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One time during which the run held more than its budget; times are monotonic ns.
 
@@ -336,8 +316,29 @@ class Over(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     judged: bool = False
 
 
+class Closed(_Message, frozen=True, kw_only=True):
+    """What a window saw; every table is device label → figure.
+
+    :ivar run: peak over everything of this run (contract "What is counted"), boot peaks of used backends included.
+    :ivar backend: peak of the window's backends alone, boot peaks included.
+    :ivar process: peak of the test's own process.
+    :ivar device: peak of the whole device, everyone included.
+    :ivar baseline: what the run held when the window opened (scope ``run``).
+    :ivar baseline_backend: the same for the window's backends.
+    :ivar host: peak host memory of the process trees of the window's backends, boot included.
+    :ivar phases: phase name → label → peak, of boots and of phase windows inside this one.
+    :ivar boot: true where a boot peak decided ``run``.
+    :ivar overlapped: names of test windows that were open at the same time and shared a backend or the device.
+    :ivar shares: who held what, largest first, at most 20.
+    :ivar deaths: one sentence for each backend of this window that died in it.
+    :ivar trouble: sentences about measurement faults within the window.
+    :ivar lost: one sentence for each device that stopped answering within the window ("GPU is lost").
+    :ivar peak_at: when the peak of ``run`` was reached. :ivar strangers: processes of others that grew meanwhile.
+    :ivar residues: what earlier tests had left behind when the window opened, still held at its peak.
+    :ivar spill: label → memory of the run that was given on the device and lay in host memory.
     :ivar host_use: page faults, swap and control group of the backends.
     :ivar waited: seconds before the window was opened, and ``waited_for`` who held what was wanted.
+    :ivar over: times at which the budget was broken, in a window that several tests share.
     """
 
     t0: int
@@ -358,13 +359,13 @@ class Over(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lost: list[str] = []
     sampling: Sampling | None = None
     peak_at: dict[str, PeakTime] = {}
-    :ivar over: times at which the budget was broken, in a window that several tests share.
     strangers: list[Stranger] = []
     residues: list[Residue] = []
     spill: dict[str, Measured] = {}
     host_use: HostUse | None = None
     waited: float = 0.0
     waited_for: list[str] = []
+    over: list[Over] = []
 
 
 class Figures(_Message, frozen=True, kw_only=True):
@@ -385,7 +386,6 @@ class BootPhase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     start: int
     end: int | None = None
-    over: list[Over] = []
     peak: dict[str, Measured] = {}
     pss: Measured | None = None
 
@@ -441,6 +441,9 @@ class State(_Message, frozen=True, kw_only=True):
     leases: list[dict[str, Any]] = []
     waiting: list[dict[str, Any]] = []
     held: dict[str, Measured] = {}
+    over: list[Over] = []
+    peak: dict[str, Measured] = {}
+    residues: list[Residue] = []
 
 
 class Failed(_Message, frozen=True, kw_only=True):
@@ -461,9 +464,6 @@ Request = (
     | Peek
     | Now
     | Acquire
-    over: list[Over] = []
-    peak: dict[str, Measured] = {}
-    residues: list[Residue] = []
     | Prepare
     | Restart
     | Stop

@@ -475,9 +475,6 @@ class Service:
 
     async def _end_turn(self, connection: Connection, request: EndTurn) -> Reply:
         if connection.turn is None:
-            over=windows.overs.all() if at_the_end else [],
-            peak=windows.peak_of_run() if at_the_end else {},
-            residues=residues,
             raise KeeperError("This connection has no turn to end.")
         await self.servers.notice(connection.turn[0])
         window, turns = connection.turn
@@ -519,6 +516,9 @@ class Service:
             leases=leases,
             waiting=waiting,
             held=core.timeline.held("run"),
+            over=windows.overs.all() if at_the_end else [],
+            peak=windows.peak_of_run() if at_the_end else {},
+            residues=residues,
         )
 
     async def _finish_now(self, connection: Connection, request: Finish) -> Done:
