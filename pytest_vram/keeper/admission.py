@@ -12,10 +12,11 @@ from typing import Any
 from pytest_vram.errors import LeaseError
 from pytest_vram.keeper.meeting import Meeting
 from pytest_vram.keeper.room import Backends, Holding, Room
-from pytest_vram.keeper.telling import amounts, in_the_way, named, of_another_run, stopped, tables
+from pytest_vram.keeper.telling import amounts, in_the_way, named, of_a_worker, of_another_run, stopped, tables
 from pytest_vram.keeper.tickets import Ask as Ask
 from pytest_vram.keeper.tickets import Ticket as Ticket
-from pytest_vram.keeper.tickets import boot_clock
+from pytest_vram.keeper.tickets import boot_clock, foreign
+from pytest_vram.keeper.workers import Workers
 from pytest_vram.leases import MOST_PASSED, Decision, Lease, Sheet, Waiting, Want, World, decide, deficit
 
 #: Seconds between two looks: while something may end without a word, the same once the wait is long, and while only
@@ -44,6 +45,9 @@ class Admission:
         self.backends = Backends()
         self._log = log or (lambda line, /, **fields: None)
         self._meeting = Meeting(self.room, self._log)
+        self._workers = Workers(self.room)
+        self._inside: list[int] = []
+        self._left = False
         self._running: dict[int, Ticket] = {}
         self._waiting: dict[int, Ticket] = {}
         self._idle: dict[str, float] = {}
@@ -97,6 +101,7 @@ class Admission:
         """Give the admission back. Calling it twice is fine."""
         if self._running.pop(ticket.number, None) is None:
             return
+        self._left = True
         if not self._running:
             self._meeting.turnstiles.leave()
         if ticket.exclusive and not any(other.exclusive for other in self._running.values()):
@@ -113,6 +118,7 @@ class Admission:
     def close(self) -> None:
         """The run is over: everything is given back."""
         self._disarm()
+        self._running.clear()
         self._meeting.close()
 
     def _at_once(self, ticket: Ticket) -> bool:
@@ -151,6 +157,7 @@ class Admission:
         self._late = None
         try:
             self._others = [sheet for sheet in meeting.others() if sheet.run not in self.room.within]
+            self._refresh()
             again = True
             while again:
                 again = self._decide()
@@ -159,17 +166,32 @@ class Admission:
             meeting.end()
         self._arm()
 
+    def _refresh(self) -> None:
+        """Read the devices again, where somebody must know what a test that has ended does not hold any more."""
+        if self._left and (self._others or (self._waiting and self.backends.workers() > 1)):
+            self._left = False
+            self.room.look()
+
+    def _look_at_workers(self) -> None:
+        running = {ticket.ask.pid for ticket in self._running.values()}
+        self._workers.look(running.union(self._inside), {ticket.ask.pid for ticket in self._waiting.values()})
+
     def _decide(self) -> bool:
         """One decision; whether another one is due at once."""
         holdings = self.backends.holdings()
         self._stamp(holdings)
-        insiders = self._insiders()
+        insiders = self._inside = self._insiders()
         self._at_their_own_gate(insiders)
-        world = self._world(holdings, insiders)
+        self._look_at_workers()
+        world = self._world(holdings, insiders, hopeful=True)
         mine = {f"{self.room.run}/{ticket.number}": ticket for ticket in self._waiting.values()}
         wants = [self._want(key, ticket, holdings) for key, ticket in mine.items()]
         wants += self._foreign()
         decision = decide(wants, world)
+        if not decision.admitted and any(worker.waits for worker in self._workers.seen):
+            # Those who wait for each other give nothing back: then what they hold is no reason to wait.
+            world = self._world(holdings, insiders, hopeful=False)
+            decision = decide(wants, world)
         again = False
         for want in decision.admitted:
             ticket = mine[want.id]
@@ -248,11 +270,13 @@ class Admission:
                 ticket.passed_by[sheet.run] = max(times, ticket.passed_by.get(sheet.run, 0))
                 gone = sum(ticket.passed_by.values())
         covered = self._covered(ticket, holdings)
+        # What its own process holds already is within its need, and held in any case.
+        own = Counter(covered) + Counter(self._workers.of(ticket.ask.pid, single=self.backends.workers() < 2))
         return Want(
             id=key,
             order=ticket.since,
             devices=self.room.devices,
-            takes={device: max(0, size - covered.get(device, 0)) for device, size in ticket.need.items()},
+            takes={device: max(0, size - own[device]) for device, size in ticket.need.items()},
             ceiling=self.room.ceilings,
             covered=covered,
             exclusive=ticket.exclusive,
@@ -280,24 +304,11 @@ class Admission:
             devices = frozenset(sheet.devices)
             for waiting in sheet.waiting:
                 passes = sum(other.passes.get(waiting.id, 0) for other in self._others)
-                found.append(
-                    Want(
-                        id=waiting.id,
-                        order=waiting.since,
-                        devices=devices,
-                        takes=waiting.takes,
-                        ceiling=waiting.ceiling,
-                        covered=waiting.covered,
-                        exclusive=waiting.exclusive,
-                        passed=waiting.passed + passes + self._passes[waiting.id],
-                        mine=False,
-                        blocked=waiting.blocked,
-                        competes=waiting.competes,
-                    )
-                )
+                found.append(foreign(waiting, devices, passes + self._passes[waiting.id]))
         return found
 
-    def _world(self, holdings: list[Holding], insiders: list[int]) -> World:
+    def _world(self, holdings: list[Holding], insiders: list[int], *, hopeful: bool) -> World:
+        """What is held now. ``hopeful``: those who wait will soon run, and may give back what they hold."""
         held: Counter[str] = Counter()
         loose: Counter[str] = Counter()
         leases: Counter[str] = Counter()
@@ -307,8 +318,15 @@ class Admission:
             held.update(holding.holds)
             if not holding.attached:
                 loose.update(holding.holds)
+        takes = self._taken(holdings)
+        for sizes in takes.values():
+            held.update(sizes)
+        for worker in self._workers.seen:
+            more = worker.beyond(takes.get(worker.pid, {}))
+            held.update(more)
+            if not worker.rests and (hopeful or not worker.waits):
+                leases.update(more.keys())
         for ticket in self._running.values():
-            held.update(self._takes(ticket, holdings))
             leases.update(ticket.need.keys())
             tests.update(self.room.devices)
             if ticket.exclusive:
@@ -320,7 +338,7 @@ class Admission:
             for lease in sheet.leases:
                 if lease.exclusive:
                     alone.update(sheet.devices)
-                if lease.kind == "test":
+                if lease.kind == "test" or (lease.kind == "worker" and not lease.idle):
                     leases.update(lease.holds.keys())
                 elif not lease.attached:
                     loose.update(lease.holds)
@@ -330,6 +348,13 @@ class Admission:
         """What a running test may hold beyond its backends, as they are now."""
         covered = self._covered(ticket, holdings)
         return {key: max(0, size - covered.get(key, 0)) for key, size in ticket.need.items()}
+
+    def _taken(self, holdings: list[Holding]) -> dict[int, Counter[str]]:
+        """What running tests may hold beyond their backends, by PID of their process."""
+        found: dict[int, Counter[str]] = {}
+        for ticket in self._running.values():
+            found.setdefault(ticket.ask.pid, Counter()).update(self._takes(ticket, holdings))
+        return found
 
     def _taken_whole(self) -> Sheet | None:
         """The run that has one of this run's devices for itself, where devices do not say who holds what."""
@@ -430,6 +455,12 @@ class Admission:
                     since=ticket.since,
                 )
             )
+        self._look_at_workers()
+        taken = self._taken(holdings)
+        for worker in self._workers.seen:
+            if more := worker.beyond(taken.get(worker.pid, {})):
+                held.update(more)
+                leases.append(Lease(kind="worker", name=worker.name, holds=more, idle=worker.rests, attached=True))
         known = {waiting.id for sheet in self._others for waiting in sheet.waiting}
         self._passes = Counter({key: times for key, times in self._passes.items() if key in known})
         return Sheet(
@@ -498,6 +529,10 @@ class Admission:
             for holding in holdings:
                 if holding.plan not in ticket.uses and (sizes := amounts(holding.holds, self.room)):
                     yield f"backend {holding.label} holds {sizes}"
+        taken = self._taken(holdings)
+        for worker in self._workers.seen if ticket.need else ():
+            if worker.pid != ticket.ask.pid:
+                yield from of_a_worker(worker, worker.beyond(taken.get(worker.pid, {})), self.room)
         for sheet in self._others:
             yield from of_another_run(sheet, ticket.need, self.room)
         for pid in insiders if ticket.exclusive else ():
@@ -537,7 +572,7 @@ class Admission:
             alone = any(ticket.exclusive for ticket in self._waiting.values())
             long = boot_clock() - max(ticket.since for ticket in self._waiting.values()) > _PATIENT * 1e9
             self._again(_FIGURES if self._meeting.by_itself and not alone else _LONG if long else _SOON)
-        elif self._idle:
+        elif self._idle or self._workers.seen:
             self._again(_FIGURES)
         else:
             self._disarm()

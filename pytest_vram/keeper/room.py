@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pytest_vram.keeper.core import Core
 from pytest_vram.keeper.messages import MEMBER_MARK
-from pytest_vram.measure import procfs
+from pytest_vram.measure import PYTEST, TEST, UNKNOWN, procfs
 from pytest_vram.readings import Measured, Reading
 
 _MOST_ANCESTORS = 64
@@ -48,11 +48,13 @@ class Room:
     :ivar run: id of the run. :ivar keys: device label → key. :ivar devices: the keys, and one for the run itself, so
         that tests of a run without devices can be alone as well. :ivar ceilings: key → bytes that all may hold there.
     :ivar within: ids of the runs that this one is a part of: a test of theirs waits for it to end.
+    :ivar names: PID → name of an xdist worker.
     """
 
     def __init__(self, core: Core | None = None) -> None:
         self.core = core
         self.run = core.launch.run if core else "run"
+        self.names: dict[int, str] = {}
         self.keys = {info.label: info.key for info in core.devices} if core else {}
         self.own = f"run {self.run}"
         self.devices = frozenset({*self.keys.values(), self.own})
@@ -101,6 +103,32 @@ class Room:
         if self.core is None or not self.core.launch.leases:
             return frozenset()
         return frozenset(probe.info.key for probe in self.core.timeline.probes if not probe.per_process)
+
+    def workers(self) -> dict[int, dict[str, int]]:
+        """What is held by each pytest process, its own and what came from it: PID → device key → bytes.
+
+        PID 0 stands for what came from one of them, nobody knows from which. Where a device does not say who holds
+        what, nothing is known.
+        """
+        if self.core is None or not self.ceilings:
+            return {}
+        found: dict[int, dict[str, int]] = {}
+        for probe, snapshot in self.core.timeline.snapshots():
+            if not probe.per_process:
+                continue
+            label, figures = probe.info.label, snapshot.processes
+            for member in self.core.members.all():
+                counted = member.owner in (TEST, UNKNOWN) or (member.owner == PYTEST and probe.counts_pytest)
+                figure = figures.get(member.pid) if counted else None
+                if figure is not None and figure.held:
+                    held = found.setdefault(member.root or 0, {})
+                    held[label] = held.get(label, 0) + figure.held
+        return {pid: self.keyed(held) for pid, held in found.items()}
+
+    def look(self) -> None:
+        """Read the devices again: what was read last may be older than the end of a test."""
+        if self.core is not None:
+            self.core.boundary()
 
     def measured(self, figures: Mapping[str, Measured], otherwise: Mapping[str, Measured]) -> dict[str, int]:
         """Bytes by key, out of ``otherwise`` where a figure could not be measured."""

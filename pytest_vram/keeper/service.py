@@ -420,6 +420,8 @@ class Service:
                 self.servers.workers = len(self._workers)
             self.core.boundary()
         connection.role, connection.pid, connection.name = hello.role, hello.pid, hello.name
+        if hello.role == "worker":
+            self.windows.admission.room.names[hello.pid] = hello.name
         if hello.role != "viewer":
             # A forked child may keep the socket open after the process that spoke is dead.
             connection.watch = Watch(hello.pid, hello.start_time, lambda: connection.writer.transport.abort())

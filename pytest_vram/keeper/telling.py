@@ -7,6 +7,7 @@ from typing import Any
 
 from pytest_vram.keeper.room import Room
 from pytest_vram.keeper.tickets import Ticket, boot_clock
+from pytest_vram.keeper.workers import Worker
 from pytest_vram.leases import Lease, Sheet, Waiting
 from pytest_vram.measure import procfs
 from pytest_vram.units import mib
@@ -40,6 +41,12 @@ def in_the_way(ticket: Ticket, other: Ticket, takes: Mapping[str, int], room: Ro
         yield f"{who} uses the same backend, which one of the two needs alone"
     elif ticket.need and (sizes := amounts(takes, room)):
         yield f"{who} holds {sizes}"
+
+
+def of_a_worker(worker: Worker, more: Mapping[str, int], room: Room) -> Iterator[str]:
+    """Why what a process of the same run holds, besides what its tests were let in for, may be in the way."""
+    if sizes := amounts(more, room):
+        yield f"{worker.name} holds {sizes}{' beyond its test' if worker.runs else ' between its tests'}"
 
 
 def of_another_run(sheet: Sheet, need: Mapping[str, int], room: Room) -> Iterator[str]:

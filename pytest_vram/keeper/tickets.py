@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from pytest_vram.keeper.messages import Open
+from pytest_vram.leases import Waiting, Want
 
 
 class Ask(NamedTuple):
@@ -58,6 +59,23 @@ class Ticket:
     def plain(self) -> bool:
         """Whether it asks for nothing but to run."""
         return not (self.exclusive or self.competes)
+
+
+def foreign(waiting: Waiting, devices: frozenset[str], passed: int) -> Want:
+    """What a test of another run waits for; ``passed``: how often it was passed beyond what that run knows itself."""
+    return Want(
+        id=waiting.id,
+        order=waiting.since,
+        devices=devices,
+        takes=waiting.takes,
+        ceiling=waiting.ceiling,
+        covered=waiting.covered,
+        exclusive=waiting.exclusive,
+        passed=waiting.passed + passed,
+        mine=False,
+        blocked=waiting.blocked,
+        competes=waiting.competes,
+    )
 
 
 def boot_clock() -> int:

@@ -13,10 +13,12 @@ _CHECK = 9
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a running test, or a backend, holds.
+    """What a running test, a backend, or a pytest process besides its tests, holds.
 
-    :ivar kind: ``test`` or ``server``. :ivar holds: device key → bytes; of a test, beyond what its backends hold.
-    :ivar exclusive: it has its devices alone. :ivar idle: no test uses it. :ivar attached: the run will not end it.
+    :ivar kind: ``test``, ``server`` or ``worker``. :ivar holds: device key → bytes; of a test, beyond what its backends
+        hold; of a worker, beyond what its running tests were let in for.
+    :ivar exclusive: it has its devices alone. :ivar idle: no test uses it; of a worker: it will give nothing back by
+        itself. :ivar attached: the run will not end it.
     :ivar since: boot-clock nanoseconds.
     """
 

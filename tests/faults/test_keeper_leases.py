@@ -353,6 +353,43 @@ def test_a_holder_that_is_stopped_is_named(new_run: Callable[..., Run]) -> None:
 
 SMALL = Limits(text="100MB", each=100 * MB)
 
+KEEPER_OF_A_CHILD = """
+import subprocess, sys
+from pytest_vram.keeper import KeeperClient
+from pytest_vram.keeper.messages import *
+client = KeeperClient(sys.argv[1], role="worker", name="gw7")
+window = client.call(Open(kind="test", name="first", need={"host": 80_000_000})).window
+child = "import sys; block = b'x' * 60_000_000; print(flush=True); sys.stdin.read()"
+with subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    process.stdout.readline()
+    client.call(Close(window=window))
+    client.send(Leave(window=window))
+    client.call(Status())
+    print("up", flush=True)
+    sys.stdin.readline()
+sys.stdin.readline()
+"""
+
+
+def test_what_a_worker_still_holds_is_no_room_for_others(new_run: Callable[..., Run]) -> None:
+    """A child that a fixture keeps counts after its test, and the worker is named."""
+    run = new_run(budget=SMALL).start()
+    client = run.client()
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", KEEPER_OF_A_CHILD, run.launch.socket],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as worker:
+        wait_up(worker)
+        beside = Asking(client, "beside", need=host(45))
+        # It may be let in after a while, when it is clear that the worker does nothing any more.
+        assert until(lambda: any(line["event"] == "wait" for line in run.journal("lease")))
+        worker.communicate("\n\n")
+        closed(client, beside.window)
+    assert beside.reply is not None
+    assert any(text.startswith("worker gw7 holds") and "between its tests" in text for text in beside.reply.waited_for)
+
 
 def test_idle_backends_make_room(new_run: Callable[..., Run]) -> None:
     """A backend that nobody uses is ended for a test that needs its room; one in use is not."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 
+import msgspec
 import pytest
 
 from pytest_vram.errors import LeaseError
 from pytest_vram.keeper import admission as module
+from pytest_vram.keeper import telling, workers
 from pytest_vram.keeper.admission import Admission, Ask, Ticket
 from pytest_vram.keeper.room import Holding, Room
 from pytest_vram.keeper.telling import waiting_lines
@@ -16,13 +18,21 @@ from pytest_vram.leases import MOST_PASSED
 
 
 class Small(Room):
-    """A device of 100 bytes."""
+    """A device of 100 bytes, and what the processes with these PIDs hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, holds: dict[int, int] | None = None) -> None:
         super().__init__()
+        self.holds = holds or {}
+        self.looks = 0
         self.keys = {"gpu0": "card"}
         self.devices = frozenset({"card", self.own})
         self.ceilings = {"card": 100}
+
+    def workers(self) -> dict[int, dict[str, int]]:
+        return {pid: {"card": size} for pid, size in self.holds.items()}
+
+    def look(self) -> None:
+        self.looks += 1
 
 
 def run(work: Awaitable[None]) -> None:
@@ -37,8 +47,8 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def need(size: int, name: str = "t", *uses: str) -> Ask:
-    return Ask(name=name, need={"gpu0": size}, uses=frozenset(uses))
+def need(size: int, name: str = "t", *uses: str, pid: int = 0) -> Ask:
+    return Ask(name=name, need={"gpu0": size}, uses=frozenset(uses), pid=pid)
 
 
 Later = asyncio.Future[Ticket]
@@ -132,6 +142,113 @@ def test_a_backend_lingers_between_two_tests(monkeypatch: pytest.MonkeyPatch) ->
         admission.wake()
         assert ended == ["b#1"]
         waits.cancel()
+        admission.close()
+
+    run(work())
+
+
+def test_what_a_worker_holds_between_its_tests_is_no_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a process goes on holding counts, its own tests take no more than their need, and nobody waits for ever."""
+    monkeypatch.setattr(workers, "RESTS", 3600.0)
+    monkeypatch.setattr(telling, "amounts", lambda holds, room: str(holds) if holds else "")
+
+    async def work() -> None:
+        room = Small({1: 60})
+        room.names[1] = "gw0"
+        admission = Admission(room)
+        admission.backends.workers = lambda: 2
+        first = await admission.enter(1, False, need(70, pid=1))
+        beside = await admission.enter(2, False, need(30, pid=2))
+        admission.leave(beside)
+        admission.leave(first)
+        waits = await asked(admission, 2, need(50, "waits", pid=2))
+        assert not waits.done()
+        assert room.looks == 1
+        (row,) = admission.tables()[1]
+        assert row["for"] == ["worker gw0 holds {'card': 60} between its tests"]
+        again = await admission.enter(1, False, need(90, pid=1))
+        assert again.took == {"card": 30}
+        admission.leave(again)
+        assert not waits.done()
+        room.holds.clear()
+        admission.wake()
+        await settle()
+        assert waits.done()
+        admission.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("pid", [1, 0], ids=["worker", "unknown"])
+def test_more_than_its_need_counts(pid: int) -> None:
+    """A test that holds more than it needs, or whose processes nobody knows, leaves no room for what it holds."""
+
+    async def work() -> None:
+        room = Small({pid: 90})
+        admission = Admission(room)
+        first = await admission.enter(1, False, need(10, pid=1))
+        admission.backends.workers = lambda: 2
+        waits = await asked(admission, 2, need(30, pid=2))
+        assert not waits.done()
+        room.holds[pid] = 70
+        admission.wake()
+        await settle()
+        assert waits.done() is (pid == 1)
+        room.holds[pid] = 60
+        admission.wake()
+        await waits
+        admission.leave(first)
+        admission.close()
+
+    run(work())
+
+
+def test_what_workers_of_other_runs_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other runs hold between their tests is written for each other, and waited for while it may be given back."""
+
+    async def work() -> None:
+        monkeypatch.setattr(workers, "RESTS", 0.0)
+        told = [Admission(Small({1: 60}))._sheet()]
+        assert told[0].held == {"card": 60}
+        (lease,) = told[0].leases
+        assert (lease.kind, lease.name, lease.idle, lease.attached) == ("worker", "pytest (PID 1)", True, True)
+        told = [
+            msgspec.structs.replace(
+                told[0], run="other", devices=["card"], leases=[msgspec.structs.replace(lease, idle=False)]
+            )
+        ]
+        second = Admission(Small())
+        monkeypatch.setattr(second._meeting, "others", lambda: told)
+        waits = await asked(second, 1, need(50, pid=5))
+        assert not waits.done()
+        told = [msgspec.structs.replace(told[0], leases=[lease])]
+        second.wake()
+        await waits
+        second.close()
+
+    run(work())
+
+
+def test_who_rests_or_waits_gives_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that both hold something and want more do not wait for each other, nor anybody for one that does nothing."""
+
+    async def work() -> None:
+        monkeypatch.setattr(workers, "RESTS", 3600.0)
+        admission = Admission(Small({1: 40, 2: 40}))
+        held = await admission.enter(3, False, need(20, pid=3))
+        one = await asked(admission, 1, need(80, pid=1))
+        two = await asked(admission, 2, need(80, pid=2))
+        assert not one.done()
+        admission.leave(held)
+        await settle()
+        assert one.done()
+        assert not two.done()
+        admission.leave(one.result())
+        await settle()
+        assert not two.done()
+        monkeypatch.setattr(workers, "RESTS", 0.0)
+        admission.wake()
+        await two
         admission.close()
 
     run(work())
