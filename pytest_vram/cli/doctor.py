@@ -297,11 +297,15 @@ def _lines(health: Health) -> list[str]:
         "",
         "What can be measured (--vram-device)",
     ]
+    said: set[str] = set()
     for device in health.devices:
         if device.measurable:
             lines += _device_lines(device)
         else:
-            lines.append(f"  no   {device.kind:<8}{device.reason}")
+            # What was looked for is the same for several kinds: once is enough.
+            parts = [part for part in str(device.reason).split("; ") if part not in said]
+            said.update(parts)
+            lines.append(f"  no   {device.kind:<10}{'; '.join(parts) or 'as above'}")
     lines += ["", "Engines (llama-server)"]
     for place in health.engines:
         version = f" [{place.version}]" if place.version else ""
@@ -344,5 +348,5 @@ def _device_lines(device: Device) -> list[str]:
             facts.append("accounting on: exact peaks" if device.accounting else "accounting off: sampled peaks")
         if device.engine_names:
             facts.append(f"engines call it {', '.join(device.engine_names)}")
-    lines = [f"  yes  {device.spec or device.kind:<8}{device.label}: {device.name}, {', '.join(facts)}"]
-    return lines + [f"       {'':<8}{note}" for note in device.notes]
+    lines = [f"  yes  {device.spec or device.kind:<10}{device.label}: {device.name}, {', '.join(facts)}"]
+    return lines + [f"       {'':<10}{note}" for note in device.notes]

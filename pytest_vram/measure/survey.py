@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes.util
+import ctypes
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
@@ -17,7 +18,7 @@ from pytest_vram.measure.nvidia import Driver, on_wsl
 from pytest_vram.measure.probes import HostProbe, Probe, RpcProbe
 from pytest_vram.measure.probes.drm import DrmProbe
 from pytest_vram.measure.probes.nvml import NvmlProbe
-from pytest_vram.measure.probes.nvml_library import VARIABLE, DriverFault, Library
+from pytest_vram.measure.probes.nvml_library import NAME, VARIABLE, DriverFault, Library
 from pytest_vram.measure.probes.rpc import served_by
 from pytest_vram.measure.probes.unified import DOUBT, UnifiedProbe
 from pytest_vram.readings import Measured, Reading, Unmeasurable
@@ -26,6 +27,8 @@ from pytest_vram.spec import DeviceSpec
 _Found = tuple[DeviceInfo, Callable[[], Probe]]
 _Answer = list[_Found | Unmeasurable]
 HOST = "host"
+#: Seconds that the drivers get to say what there is: those of eight cards that sleep need some.
+_LONGEST = 30.0
 #: Variables that make ROCm count its cards in another way than the kernel does.
 _ROCM_ORDER = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "CUDA_VISIBLE_DEVICES")
 #: Variables that choose among the devices of Vulkan and SYCL.
@@ -43,7 +46,8 @@ def survey(
     card or MIG slice, seen or not. A bare kind is all of it: a bare ``rpc`` every endpoint of ``rpc`` (``host:port``
     each). ``auto`` is the NVIDIA cards that are seen, else the AMD and Intel cards with memory of their own; it never
     falls back to ``cpu``. A device that is named twice appears once. NVIDIA's driver is opened for the time of the
-    call and given up again; that makes no CUDA context.
+    call and given up again; that makes no CUDA context. A driver that hangs is left to itself, and its devices cannot
+    be measured.
     """
     with _Survey(rpc, proc, sysfs) as look:
         return [found if isinstance(found, Unmeasurable) else found[0] for found in look.find(devices)]
@@ -86,6 +90,7 @@ class _Survey:
         self._labels: dict[str, str] = {}
         self._opened: Driver | str | None = None
         self._listed: list[DrmCard] | None = None
+        self._hangs = False
 
     def __enter__(self) -> _Survey:
         return self
@@ -93,12 +98,41 @@ class _Survey:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(self._opened, Driver):
+        if isinstance(self._opened, Driver) and not self._hangs:
             self._opened.close()
 
     def find(self, devices: Sequence[DeviceSpec]) -> _Answer:
         """Every device of the specs, each once."""
-        return [found for device in devices for found in self._one(device)]
+        return [found for device in devices for found in self._in_time(device)]
+
+    def _in_time(self, device: DeviceSpec) -> _Answer:
+        """What is found of a device; a driver may hang in a call, for ever even, and nobody can end that."""
+        if device.kind in ("cpu", "rpc", "predicted"):
+            return self._one(device)
+        answer: _Answer = []
+        raised: list[BaseException] = []
+
+        def look() -> None:
+            try:
+                answer.extend(self._one(device))
+            except BaseException as error:  # noqa: BLE001 - it is raised where it was asked for
+                raised.append(error)
+
+        if not self._hangs:
+            thread = threading.Thread(target=look, daemon=True, name="vram-survey")
+            thread.start()
+            thread.join(_LONGEST)
+            self._hangs = thread.is_alive()
+        if self._hangs:
+            text = device.text or device.kind
+            reason = (
+                f"{text}: NVIDIA's driver has not answered for {_LONGEST:g} s and hangs;"
+                " `nvidia-smi` will hang as well, and `dmesg` may say why"
+            )
+            return [Unmeasurable(reason=reason, device=text)]
+        if raised:
+            raise raised[0]
+        return answer
 
     def _label(self, key: str, wish: int | None = None) -> str | None:
         """A label for the device, kept for it; ``None`` where it has one already."""
@@ -362,12 +396,14 @@ class _Survey:
     def _looked_for(self) -> str:
         """What of a GPU there is on this machine, so that the user sees whether hardware or software is missing."""
         named = os.environ.get(VARIABLE)
-        driver = named or ctypes.util.find_library("nvidia-ml") or _loadable("libnvidia-ml.so.1")
+        driver = bool(named) or _loadable(NAME)
         names = ("/dev/nvidia0", "/dev/dri", "/dev/kfd", "/dev/dxg")
         nodes = [name for name in names if os.path.exists(name)]
         library = f"named by {VARIABLE}" if named else "present" if driver else "not present"
         files = ", ".join(nodes) if nodes else f"none of {', '.join(names[:3])}"
-        found = f"NVIDIA's libnvidia-ml.so.1 is {library}, device files: {files}"
+        found = f"device files: {files}"
+        if not (isinstance(self._driver, str) and NAME in self._driver):
+            found = f"NVIDIA's {NAME} is {library}, {found}"
         if on_wsl(self._proc) and not driver:
             found += "; under WSL NVIDIA's driver for Windows brings /usr/lib/wsl/lib/libnvidia-ml.so.1"
         return found
@@ -412,6 +448,12 @@ def _machine_capacity(label: str, proc: str) -> tuple[Measured, str | None]:
 
 
 def _loadable(name: str) -> bool:
+    """Whether the loader finds it, or it is in a place where one would look for it."""
+    try:
+        ctypes.CDLL(name)
+        return True
+    except OSError:
+        pass
     folders = [
         *os.environ.get("LD_LIBRARY_PATH", "").split(":"),
         "/usr/lib/x86_64-linux-gnu",

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 from pytest_vram.cli import main
+from pytest_vram.measure import DeviceInfo
+from pytest_vram.readings import Unmeasurable
+from pytest_vram.spec import DeviceSpec
 from pytest_vram.testing import Card, FakeDriver, Process, fake_nvml
 from pytest_vram.units import MIB
 from tests.unit.nvml_kit import needs_fake
@@ -167,3 +170,22 @@ def test_reap_of_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     monkeypatch.setattr("pytest_vram.keeper.leftovers.clean", lambda runs: [])
     assert main(["doctor", "--reap"]) == 0
     assert capsys.readouterr().out == "No run that is over has left anything behind.\n"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_columns_and_reasons(doctor: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kind stands apart from what is said of it, and what was looked for is said once."""
+
+    def survey(specs: list[DeviceSpec], rpc: list[str]) -> list[Any]:
+        (spec,) = specs
+        if spec.kind == "vulkan":
+            return [DeviceInfo(label="gpu0", kind="nvml", name="A card", capacity=Unmeasurable(reason="?"), source="x")]
+        return [Unmeasurable(reason=f"{spec.kind}: there is no {spec.kind}; device files: none")]
+
+    monkeypatch.setattr("pytest_vram.cli.doctor.measure.survey", survey)
+    main(["doctor"])
+    text = capsys.readouterr().out
+    assert "  yes  vulkan:0  gpu0: A card" in text
+    assert "  no   cpu       there is no cpu; device files: none\n" in text
+    assert "  no   drm       there is no drm\n" in text
+    assert text.count("device files") == 1

@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from pytest_vram.measure import survey
 from pytest_vram.measure.probes import Figure
 from pytest_vram.measure.probes.ends import Ends
+from pytest_vram.measure.probes.nvml import NvmlProbe
+from pytest_vram.measure.probes.nvml_library import Library
 from pytest_vram.measure.probes.trust import Trust, exists, in_container
 from pytest_vram.settings import parse_device
 from pytest_vram.testing import Card, FakeDriver, Process, Script, fake_nvml
@@ -214,6 +217,43 @@ def test_the_baseline_settles_and_falls(driver: FakeDriver, pids: list[int]) -> 
         assert probe.read(pids).rise == Figure(200 * MIB, 200 * MIB)
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_baseline_with_a_process_of_the_run(
+    driver: FakeDriver, pids: list[int], listed: bool, tmp_path: Path
+) -> None:
+    """Where this run was on the card before the baseline, the figure is at least the rise, at most all that is in use."""
+    if listed:
+        driver.process(pids[0], 2 * GIB, available=False)
+    else:
+        driver.fail("processes", "NOT_SUPPORTED")
+        driver.update(hidden=2 * GIB)
+        folder = tmp_path / str(pids[0]) / "fd"
+        folder.mkdir(parents=True)
+        (folder / "3").symlink_to("/dev/nvidia-uvm")
+    with probing() as found:
+        probe = NvmlProbe(found.info, Library(), container=False, proc="/proc" if listed else str(tmp_path))
+        probe.read(pids)
+        probe.settle()
+        snapshot = probe.read(pids)
+        assert snapshot.rise == Figure(0, 0, most=2 * GIB)
+        assert f"process {pids[0]} of this run was on the device already" in (probe.note or "")
+        assert "others held" not in (probe.note or "")
+        driver.update(hidden=3 * GIB if not listed else GIB)
+        assert probe.read(pids).rise == Figure(GIB, GIB, most=3 * GIB)
+        probe.close()
+
+
+def test_a_baseline_without_a_process_of_the_run(driver: FakeDriver, pids: list[int]) -> None:
+    """A stranger on the card, and processes of the run that are elsewhere, leave the rise a figure."""
+    driver.process(pids[1], 2 * GIB, available=False)
+    with probing() as probe:
+        probe.read(pids[:1])
+        probe.settle()
+        driver.process(pids[0], GIB, available=False)
+        assert probe.read(pids[:1]).rise == Figure(GIB, GIB)
+        assert "2,048 MiB that others held before" in (probe.note or "")
+
+
 # ------------------------------------------------------------------ containers
 
 
@@ -343,6 +383,44 @@ def test_accounting_of_one_that_was_there_before(driver: FakeDriver, pids: list[
     driver.process(pids[0], spike(900 * MIB, 100 * MIB))
     with probing() as probe:
         assert probe.read(pids).processes[pids[0]] == Figure(100 * MIB, 100 * MIB, most=900 * MIB)
+
+
+def test_accounting_of_one_that_stands_still(driver: FakeDriver, pids: list[int]) -> None:
+    """A process that holds as much as ever in its life has its exact peak, until it gave some back before a reset."""
+    driver.update(accounting=True)
+    driver.process(pids[0], 400 * MIB)
+    exact = Figure(400 * MIB, 400 * MIB, mark=400 * MIB)
+    with probing() as probe:
+        assert probe.read(pids).processes[pids[0]] == exact, "it was there before, and never held more"
+        probe.reset()
+        assert probe.read(pids).processes[pids[0]] == exact
+        driver.process(pids[0], 100 * MIB)
+        assert probe.read(pids).processes[pids[0]] == Figure(100 * MIB, 100 * MIB, mark=400 * MIB)
+        probe.reset()
+        assert probe.read(pids).processes[pids[0]] == Figure(100 * MIB, 100 * MIB, most=400 * MIB)
+
+
+def test_accounting_of_a_pid_that_is_used_again(driver: FakeDriver, pids: list[int]) -> None:
+    """What the driver remembers of the process that had this PID before is no base of the one that has it now."""
+    driver.update(accounting=True)
+    driver.process(pids[0], spike(900 * MIB, 900 * MIB))
+    with probing() as probe:
+        probe.read(pids)
+        probe.reset()
+        driver.update(
+            processes=(Process(pid=pids[0], held=100 * MIB, began=time.time_ns() // 1000 + 1, peaked=300 * MIB),)
+        )
+        assert probe.read(pids).processes[pids[0]] == Figure(100 * MIB, 100 * MIB, mark=300 * MIB)
+
+
+def test_accounting_of_one_that_came_late(driver: FakeDriver, pids: list[int]) -> None:
+    """A process that was asked for while the driver knew nothing of it has its whole peak within the time."""
+    driver.update(accounting=True)
+    with probing() as probe:
+        assert probe.read(pids).processes[pids[0]] == Figure(0, 0)
+        # The clock of the driver may be behind, and the process older than the reset: that it was absent decides.
+        driver.update(processes=(Process(pid=pids[0], held=100 * MIB, began=1, peaked=700 * MIB),))
+        assert probe.read(pids).processes[pids[0]] == Figure(100 * MIB, 100 * MIB, mark=700 * MIB)
 
 
 @pytest.mark.parametrize("asked", [True, False])

@@ -222,3 +222,68 @@ def test_host_memory_is_let_through() -> None:
     judge = Judge(info)
     for _ in range(2 * READS):
         assert judge.check(given).snapshot is given
+
+
+# ---------------------------------------------------------------- who explains a device that moves
+
+
+def stand_still(judge: Judge, given: Snapshot) -> None:
+    """Let the figures by process come to a stand."""
+    judge.check(given)
+    judge.check(given)
+
+
+def test_a_step_is_of_the_reads_in_which_it_came() -> None:
+    """A device that moved and stands still again spoils what was read then, and leaves a doubt, not a refusal."""
+    judge = Judge(card())
+    stand_still(judge, snapshot({1: GIB}, GIB))
+    moved = snapshot({1: GIB}, GIB + 600 * MIB)
+    checked = [judge.check(moved) for _ in range(READS)]
+    assert [one.suspect for one in checked] == [False] * (READS - 1) + [True]
+    for _ in range(10 * READS):
+        later = judge.check(moved)
+        assert later.snapshot.processes == moved.processes
+        assert "stood still" in (later.snapshot.doubt or "")
+        assert not later.suspect
+    assert judge.check(snapshot({1: GIB + 1}, GIB + 600 * MIB)).snapshot.doubt is None, "they move, so they are alive"
+
+
+def test_each_step_is_refused() -> None:
+    """Counters that stand still while the device goes up again and again are refused each time."""
+    judge = Judge(card())
+    stand_still(judge, snapshot({1: GIB}, GIB))
+    for step in range(1, 4):
+        moved = snapshot({1: GIB}, GIB + step * 100 * MIB)
+        assert sum(judge.check(moved).suspect for _ in range(3 * READS)) == 1
+
+
+@pytest.mark.parametrize("change", [MOVED + 1, -MOVED - 1])
+def test_a_device_that_rises_or_falls_has_moved(change: int) -> None:
+    """Counters that stand still are as wrong when the device falls."""
+    judge = Judge(card())
+    stand_still(judge, snapshot({1: GIB}, 2 * GIB))
+    moved = snapshot({1: GIB}, 2 * GIB + change)
+    assert [judge.check(moved).suspect for _ in range(READS)] == [False] * (READS - 1) + [True]
+
+
+def test_a_listed_process_without_a_figure_explains_movement() -> None:
+    """A stranger that the driver lists without saying what it holds may be why the device moves: a doubt at most."""
+    judge = Judge(card())
+    stand_still(judge, snapshot({1: GIB}, GIB)._replace(unlisted=None))
+    moved = snapshot({1: GIB}, 4 * GIB)._replace(unlisted=None)
+    for _ in range(3 * READS):
+        checked = judge.check(moved)
+        assert checked.snapshot.processes == moved.processes
+        assert not checked.suspect
+    assert "lists without a figure" in (checked.snapshot.doubt or "")
+
+
+def test_an_impossible_figure_of_any_kind() -> None:
+    """A figure is refused for each of its parts: what is held for good, at the moment, and at most."""
+    for size in (9 * GIB, -1):
+        for figure in (Figure(size, GIB), Figure(GIB, size), Figure(GIB, GIB, mark=size)):
+            given = Snapshot({1: figure, 2: Figure(GIB, GIB)}, Figure(3 * GIB, 3 * GIB), unlisted=GIB)
+            checked = Judge(card()).check(given)
+            assert list(checked.snapshot.processes) == [2], figure
+            assert list(checked.snapshot.faults) == [1]
+            assert not checked.suspect, "what was read before is not in doubt"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import socket
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -304,3 +307,32 @@ def test_a_card_that_goes_between_look_and_opening(two: FakeDriver) -> None:
     (probe,) = open_probes(parse_device("cuda:0"))
     assert isinstance(probe, Unmeasurable)
     assert "its memory cannot be read" in probe.reason
+
+
+def test_a_driver_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that does not come back is waited for a while, once; what needs none is measured all the same."""
+    monkeypatch.setattr(sys.modules["pytest_vram.measure.survey"], "_LONGEST", 0.2)
+    with fake_nvml(faults=(Fault(on="init", hang=3000),)):
+        first, second, host = survey([*parse_device("cuda:0"), *parse_device("auto"), *parse_device("cpu")])
+        late = [thread for thread in threading.enumerate() if thread.name == "vram-survey"]
+        assert len(late) == 1, "it was not waited for, and not asked again"
+        for one, name in ((first, "cuda:0"), (second, "auto")):
+            assert isinstance(one, Unmeasurable)
+            assert one.reason.startswith(f"{name}: NVIDIA's driver has not answered for 0.2 s and hangs")
+        assert info(host).kind == "cpu"
+        late[0].join(20)
+
+
+def test_no_driver_costs_nothing() -> None:
+    """Where there is no NVIDIA driver its bindings are not even imported."""
+    text = (
+        "import sys; from pytest_vram.measure import survey; from pytest_vram.settings import parse_device;"
+        " print([one.reason for one in survey([*parse_device('cuda:0'), *parse_device('auto')])]); print('pynvml' in sys.modules)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_VRAM_NVML"}
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment, timeout=60)
+    if "not present" not in done.stdout:
+        pytest.skip(f"this machine has NVIDIA's driver: {done.stdout} {done.stderr}")
+    assert done.stdout.splitlines()[-1:] == ["False"], done.stderr
+    assert done.stdout.count("libnvidia-ml.so.1 is not present (or cannot be loaded)") == 2
+    assert done.stdout.count("libnvidia-ml.so.1 is") == 2, "once for each"

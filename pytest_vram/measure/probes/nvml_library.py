@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -15,11 +16,12 @@ from typing import Any, NamedTuple
 
 #: Environment variable: path of NVIDIA's NVML library where it is not on the loader's path.
 VARIABLE = "PYTEST_VRAM_NVML"
+NAME = "libnvidia-ml.so.1"
 #: Where WSL keeps it, which is not on the loader's path of every distribution.
 WSL = "/usr/lib/wsl/lib/libnvidia-ml.so.1"
 
 NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, INSUFFICIENT_SIZE = 3, 4, 6, 7
-UNINITIALIZED, INVALID_ARGUMENT, DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND = 1, 2, 9, 13
+UNINITIALIZED, INVALID_ARGUMENT, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND = 1, 2, 9, 12, 13
 GPU_IS_LOST, RESET_REQUIRED, MISMATCH, VERSION_MISMATCH, GPU_NOT_FOUND = 15, 16, 18, 25, 28
 #: After these the card, or its driver, does not come back while this process runs.
 FOR_GOOD = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED, MISMATCH, GPU_NOT_FOUND})
@@ -61,12 +63,14 @@ class Library:
     """
 
     def __init__(self) -> None:
-        self._bindings = _bindings()
         path = os.environ.get(VARIABLE)
         if path:
             _load(path, required=True)
         elif os.path.exists(WSL):
             _load(WSL, required=False)
+        elif sys.platform.startswith("linux") and "pynvml" not in sys.modules:
+            _look_for()
+        self._bindings = _bindings()
         try:
             self._bindings.nvmlInit()
         except self._bindings.NVMLError as error:
@@ -167,10 +171,26 @@ def _load(path: str, *, required: bool) -> None:
             raise DriverFault(FUNCTION_NOT_FOUND, f"{VARIABLE}={path} cannot be loaded: {error}") from None
 
 
+def _look_for() -> None:
+    """Load the library from the loader's path before its bindings are imported.
+
+    That costs a tenth of a second, in vain on machines without a card.
+
+    :raises DriverFault: it is not there.
+    """
+    try:
+        ctypes.CDLL(NAME, mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        # What the linker says of one that is there, such as one of another architecture, is a reason of its own.
+        missing = "no such file" in str(error).lower() or "not found" in str(error).lower()
+        why = _why_not(LIBRARY_NOT_FOUND, "", None)
+        raise DriverFault(LIBRARY_NOT_FOUND, why if missing else f"{why}: {error}") from None
+
+
 def _why_not(code: int, text: str, path: str | None) -> str:
     """Why the driver does not answer, for people."""
-    if code == 12:
-        return "NVIDIA's driver library libnvidia-ml.so.1 is not present (or cannot be loaded)"
+    if code == LIBRARY_NOT_FOUND:
+        return f"NVIDIA's driver library {NAME} is not present (or cannot be loaded)"
     if code == DRIVER_NOT_LOADED:
         return (
             "NVIDIA's library is present, but its kernel driver is not loaded or its devices are not in this container"
