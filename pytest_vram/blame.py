@@ -69,9 +69,9 @@ class Blamed(NamedTuple):
     outside: list[Outside]
 
 
-def everyone(tests: Sequence[Quick]) -> Blamed:
+def everyone(tests: Sequence[Quick], closed: Closed | None = None) -> Blamed:
     """Nobody is let off."""
-    return Blamed(list(tests), [], [], [], [])
+    return Blamed(list(tests), [], [], [over.begin for over in closed.over] if closed is not None else [], [])
 
 
 def blamed(
@@ -104,7 +104,7 @@ def blamed(
             continue
         label, figure, limit = finding.device or "", finding.measured, finding.limit
         if limit is None or not isinstance(figure, Reading) or figure.bytes <= limit:
-            return everyone(tests)
+            return everyone(tests, closed)
         raw = closed.run.get(label)
         if isinstance(raw, Reading) and raw.bytes <= limit:
             # Torch's allocator knows of it, and is asked at the end of each test that it is loaded in.
@@ -114,7 +114,7 @@ def blamed(
         if not overs:
             moment = closed.peak_at.get(label)
             if moment is None:
-                return everyone(tests)
+                return everyone(tests, closed)
             found = [test for test in neighbours if test.ran(moment.since, moment.at)]
             # Between two tests: a lower peak during one of them would not show.
             (sure if found else unsure).update(dict.fromkeys(found or tests))

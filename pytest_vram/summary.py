@@ -17,21 +17,22 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
+from pytest_vram import outside
 from pytest_vram import report as reports
-from pytest_vram.checks.wording import residue, size_of
+from pytest_vram.blame import Outside
+from pytest_vram.checks.wording import WORTH_A_WORD, residue, size_of
 from pytest_vram.errors import KeeperError, VramError
 from pytest_vram.keeper import KeeperClient
 from pytest_vram.keeper.messages import DeviceInfo, Finish, Residue, State, Status
+from pytest_vram.keeper.residue import BEFORE_TESTS
 from pytest_vram.quick import Batch, Late
 from pytest_vram.readings import Measured, Reading, larger
-from pytest_vram.report.records import BackendRecord, RunInfo, RunReport, TestRecord
+from pytest_vram.report.records import BackendRecord, OutsideRecord, RunInfo, RunReport, TestRecord
 from pytest_vram.run import Identity, Run, versions, ways_on
 from pytest_vram.stash import RUN
 from pytest_vram.units import mib
 
 KEPT = 10
-#: A driver's context in pytest's own process, which nobody can give back: 107 to 1,105 MiB were seen, by card.
-_CONTEXT = 1280 << 20
 _MOST_LEFT = 5
 RUN_FILE = "run.json"
 REPORT_FILE = "report.json"
@@ -60,6 +61,8 @@ class Collector:
         self._state: State | None = None
         self._latest: dict[str, int] = {}
         self._torn: set[str] = set()
+        self._answered: set[int] = set()
+        self._outside: list[Outside] = []
         self.defect: str | None = None
         self._pid = os.getpid()
 
@@ -102,11 +105,23 @@ class Collector:
                 if record.nodeid in self._torn:
                     self._torn.discard(record.nodeid)
                     self._torn_down(record.nodeid)
+            self._answered.update(batch.begins)
+            self._outside.extend(batch.outside)
             for late in batch.late:
+                self._uncount(late.nodeid)
                 report = _late_report(late)
                 if node is not None:
                     report.node = node  # type: ignore[attr-defined]
                 self.config.hook.pytest_runtest_logreport(report=report)
+
+    def _uncount(self, nodeid: str) -> None:
+        """A test that was counted as passed is about to be counted as what it is: the terminal counts it once."""
+        terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+        passed = getattr(terminal, "stats", {}).get("passed", [])
+        for index in range(len(passed) - 1, -1, -1):
+            if passed[index].nodeid == nodeid and passed[index].when == "call":
+                del passed[index]
+                return
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -204,7 +219,10 @@ class Collector:
             self._end_keeper(run, int(exitstatus))
         if run is None and not self.tests:
             return
-        self.report = self._make(run, int(exitstatus))
+        found = outside.records(self._state, self._answered, self._outside) if run is not None else []
+        if found and exitstatus == pytest.ExitCode.OK:
+            exitstatus = session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        self.report = self._make(run, int(exitstatus), found)
         if folder.is_dir():
             self._write(folder / REPORT_FILE)
             self._write_run_file(folder, int(exitstatus))
@@ -236,7 +254,7 @@ class Collector:
         except KeeperError as error:
             self.trouble.append(f"the keeper did not end in order: {error}")
 
-    def _make(self, run: Run | None, exitstatus: int) -> RunReport:
+    def _make(self, run: Run | None, exitstatus: int, found: list[OutsideRecord]) -> RunReport:
         last = {test.nodeid: test for test in self.tests}  # of several attempts the last one counts
         counts: dict[str, int] = {}
         for test in last.values():
@@ -255,6 +273,10 @@ class Collector:
             warnings.append(f"{tests} with VRAM markers SKIPPED, not judged: {why}")
         elif run is not None and self._says_nothing_measured(run):
             warnings.append(f"nothing was measured: {run.why_unmeasurable()}. Ways on: {ways_on(run.settings)}.")
+        budget = run.settings.budget if run is not None else None
+        warnings.extend(outside.sentences(found, budget))
+        if not found:
+            warnings.extend(outside.undecided(self._state, budget, self.tests))
         warnings.extend(self._uncounted(run))
         warnings.extend(self._left_behind())
         warnings.extend(self._spilled())
@@ -276,6 +298,7 @@ class Collector:
             keeper_cpu_share=self._state.own_cpu_share if self._state else None,
             warnings=warnings,
             folder=str(folder) if folder.is_dir() else None,
+            outside=found,
         )
         backends = [
             msgspec.structs.replace(record, ledger=record.ledger.against(_readings(record.peak)))
@@ -309,17 +332,19 @@ class Collector:
         ]
 
     def _left_behind(self) -> list[str]:
-        """Tests that left memory behind, as the tests after them found it."""
-        left: dict[tuple[str, str], Residue] = {}
-        for test in self.tests:
-            for one in test.residues:
-                if one.first_use and one.bytes <= _CONTEXT:
-                    continue
-                known = left.get((one.test, one.device))
-                if known is None or one.bytes > known.bytes:
-                    left[one.test, one.device] = one
-        shown = sorted(left.values(), key=lambda one: -one.bytes)
-        lines = [f"memory was left behind for the tests that followed: {residue(one)}" for one in shown[:_MOST_LEFT]]
+        """Tests that left memory behind, as the tests after them found it, or nobody but the end of the run."""
+        left: dict[tuple[str, str], tuple[str, Residue]] = {}
+        found = [(one, "for the tests that followed") for test in self.tests for one in test.residues]
+        found += [(one, "until the end of the run") for one in (self._state.residues if self._state else ())]
+        for one, how in found:
+            # A driver's context nobody can give back, and a page or two are worth no word.
+            if one.test == BEFORE_TESTS or one.bytes - one.context < WORTH_A_WORD:
+                continue
+            known = left.get((one.test, one.device))
+            if known is None or one.bytes > known[1].bytes:
+                left[one.test, one.device] = (how, one)
+        shown = sorted(left.values(), key=lambda item: -item[1].bytes)
+        lines = [f"memory was left behind {how}: {residue(one)}" for how, one in shown[:_MOST_LEFT]]
         if len(shown) > _MOST_LEFT:
             lines.append(f"{len(shown) - _MOST_LEFT} more tests left memory behind; the report has them")
         return lines

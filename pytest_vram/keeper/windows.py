@@ -329,7 +329,7 @@ class Windows:
         del self._open[window.number]
         if window.kind == "test":
             self._look_for_residues()
-            self.overs.ended(window.name, window.span.t, t, judged=not (window.quick or abandoned))
+            self.overs.ended(window.name, window.span.t, t, judged=abandoned or not window.quick)
             self._turned[window.holder] = window.name if window.quick else ""
         closed = self._closed(window, t)
         self.host_uses.end(window.counted)

@@ -90,8 +90,27 @@ class TestRecord(msgspec.Struct, frozen=True, kw_only=True):
     worker: str | None = None
 
 
+class OutsideRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The budget was broken while no test was in its set-up or call: in a teardown, or between tests.
+
+    :ivar device: label, or ``sum``. :ivar peak: largest figure, at least, and ``limit``: bytes. :ivar seconds: for how
+        long at least. :ivar after: test that had ended last, "" before the first. :ivar before: test that began next,
+        "" after the last.
+    """
+
+    device: str
+    peak: int
+    limit: int
+    seconds: float
+    after: str
+    before: str
+
+
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The run itself. :ivar settings: name → value and the place it came from. :ivar counts: outcome → tests."""
+    """The run itself. :ivar settings: name → value and the place it came from. :ivar counts: outcome → tests.
+
+    :ivar outside: times outside of any test at which the budget was broken; one is enough to fail the run.
+    """
 
     id: str
     started: str
@@ -107,6 +126,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     keeper_cpu_share: float | None = None
     warnings: list[str] = []
     folder: str | None = None
+    outside: list[OutsideRecord] = []
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
