@@ -33,7 +33,9 @@ BUILT = ("budget", "reserve", "emulate", "backend", "config", "device", "interva
 NAMES = (*BUILT, *NOT_BUILT)
 
 _LABEL = re.compile(r"(?:gpu\d+|host)")
-_UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Fa-f-]{8,}(?:/\d+/\d+)?")
+#: A number of milliseconds as one writes it.
+_PLAIN = re.compile(r"[+]?\d{1,9}(\.\d{0,9})?", re.ASCII)
+_UUID = re.compile(r"(?:GPU|MIG|MIG-GPU)-[0-9A-Fa-f-]{8,}(?:/\d+/\d+)?")
 _INDEXED = ("cuda", "vulkan", "rpc")
 DEVICES = "auto, cpu, predicted, cuda:0, a GPU UUID, drm:card0, vulkan:0 or rpc:0 (several joined by commas)"
 REPORTS = (".json",)
@@ -228,6 +230,11 @@ def _one_device(text: str, whole: str) -> DeviceSpec:
         return DeviceSpec(kind=kind, name=rest, text=text)
     if _UUID.fullmatch(text):
         return DeviceSpec(kind="uuid", name=text, text=text)
+    if text[:4].upper() in ("GPU-", "MIG-"):
+        raise ValueError(
+            f"{text!r} is not a UUID: write it in full or at least its first 8 digits, as in GPU-5ca1ab1e;"
+            " `vram doctor` lists the cards"
+        )
     raise ValueError(f"{text or whole!r} is not a device: write {DEVICES}")
 
 
@@ -240,10 +247,9 @@ def _name(value: object) -> str:
 def _interval(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ValueError(f"{value!r} is not an interval: write milliseconds from 1 to 60000")
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
+    # Python's own reading takes 1_0 and the digits of every script.
+    plain = not isinstance(value, str) or _PLAIN.fullmatch(value.strip())
+    number = float(value) if plain and (not isinstance(value, int) or abs(value) < 10**9) else math.nan
     if not 1 <= number <= 60_000:
         raise ValueError(f"{value!r} is not an interval: write milliseconds from 1 to 60000")
     return number

@@ -60,7 +60,7 @@ def judge_host(
         )
         rows.append(("what settles it", f"a limit of at least {mib(figure.upper)}, or a backend with fewer processes"))
     else:
-        why = f"{figure.missed}: undecided" if figure.missed else "its measurement had trouble"
+        why = f"undecided: {figure.missed}" if figure.missed else "its measurement had trouble"
         title = f"The host peak read is {amount(figure)}, within {with_mib(limit)}, but {why}."
     parts = [block(title, rows)]
     if ledger is not None:

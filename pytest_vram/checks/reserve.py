@@ -58,7 +58,7 @@ def _on(closed: Closed, reserve: int, device: DeviceInfo, limit_from: str) -> Fi
     if peak.upper > limit:
         title = f"{sum_text} may be more than {device.label} has for programs: undecided."
     else:
-        why = f"{peak.missed}: undecided" if peak.missed else "the measurement had trouble"
+        why = f"undecided: {peak.missed}" if peak.missed else "the measurement had trouble"
         title = f"{sum_text} fit {device.label} as far as was read, but {why}."
     return _finding("inconclusive", title, rows, device, peak, limit, limit_from)
 

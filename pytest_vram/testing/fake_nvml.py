@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -200,9 +200,12 @@ class FakeDriver:
         :raises ValueError: no such card, or a description that makes no sense.
         """
         made: Card = msgspec.structs.replace(self._card(card), **changes)
-        self.cards[card] = _named(made, card)
+        made = _named(made, card)
+        for _ in _lines([made], self.driver, ()):
+            pass  # a description that makes no sense changes nothing
+        self.cards[card] = made
         self._write()
-        return self.cards[card]
+        return made
 
     def process(
         self,
@@ -436,6 +439,8 @@ def _process(process: Process, card: Card) -> str:
 
 
 def _fault(fault: Fault) -> str:
+    if fault.on not in get_args(Entry):
+        raise ValueError(f"no such call: {fault.on!r}; there are {', '.join(get_args(Entry))}")
     if fault.error not in _CODES:
         raise ValueError(f"no such NVML error: {fault.error!r}; there are {', '.join(_CODES)}")
     return _line("fault", fault.on, _CODES[fault.error], fault.start, round(fault.hang * 1e6))

@@ -425,6 +425,7 @@ def test_nothing_is_left_of_it() -> None:
         (Card(processes=(Process(pid=1, slice=0),)), "no slice 0"),
         (Card(processes=(Process(pid=1, held=Script(((5, 1), (2, 1)))),)), "order of time"),
         (Card(faults=(Fault(on="memory", error="BAD"),)), "no such NVML error"),
+        (Card(faults=(Fault(on="compute"),)), "no such call: 'compute'; there are all"),  # type: ignore[arg-type]
         (Card(slices=(Slice(),) * 9), "room for 8 slices"),
     ],
 )
@@ -432,6 +433,15 @@ def test_descriptions_that_make_no_sense(made: Card, words: str) -> None:
     """A description that makes no sense is refused with the reason."""
     with pytest.raises(ValueError, match=words), fake_nvml([made]):
         pass
+
+
+def test_a_change_that_makes_no_sense_changes_nothing() -> None:
+    """A fault of a call that there is not is refused, and the cards are as before."""
+    with fake_nvml() as made:
+        with pytest.raises(ValueError, match="no such call"):
+            made.fail("compute")  # type: ignore[arg-type]
+        assert made.cards[0].faults == ()
+        made.update(hidden=MIB)
 
 
 def test_two_builds_at_once_end_with_one_file(tmp_path: Path) -> None:

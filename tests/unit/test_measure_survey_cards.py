@@ -249,6 +249,29 @@ def test_a_library_that_is_not_one(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert f"PYTEST_VRAM_NVML={path}" in refused("cuda")
 
 
+@pytest.mark.parametrize("words", ["raise RuntimeError('half installed')", "import sys; sys.exit(3)", "1 / 0", "x = ("])
+def test_bindings_that_cannot_be_imported(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of that name that raises whatever it likes is a reason, not a crash."""
+    (tmp_path / "pynvml.py").write_text(words)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pynvml")
+    with fake_nvml():
+        assert "pynvml that Python finds cannot be imported" in refused("cuda")
+
+
+def test_a_library_of_another_name() -> None:
+    """A library that is there and is another one is named, not the one that was not found."""
+    text = (
+        "from pytest_vram.measure import survey; from pytest_vram.settings import parse_device;"
+        " print(survey(parse_device('cuda:0'))[0].reason)"
+    )
+    environment = {**os.environ, "PYTEST_VRAM_NVML": "libm.so.6"}
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment, timeout=60)
+    if "cannot be loaded" in done.stdout or "NVIDIA" not in done.stdout:
+        pytest.skip(f"this machine has NVIDIA's driver, or no libm.so.6: {done.stdout}")
+    assert "PYTEST_VRAM_NVML=libm.so.6 is not NVIDIA's libnvidia-ml.so.1" in done.stdout
+
+
 def test_another_library_of_that_name(two: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that has not one function of NVML is a reason, not a crash."""
     monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL("libc.so.6"))

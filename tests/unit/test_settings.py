@@ -140,6 +140,39 @@ def test_bad_devices_are_refused(text: object) -> None:
         s.parse_device(text)
 
 
+@pytest.mark.parametrize("text", ["GPU-5ca1", "MIG-abc", "gpu-", "GPU-nothex00"])
+def test_the_beginning_of_a_uuid_says_how_long_it_must_be(text: str) -> None:
+    """A UUID that is cut too short, or is none, is told how much of it is needed and where it is found."""
+    with pytest.raises(ValueError, match="at least its first 8 digits") as caught:
+        s.parse_device(text)
+    assert "vram doctor" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["GPU-5ca1ab1e", "MIG-5ca1ab1e-0000", "MIG-GPU-5ca1ab1e-0000-4000-8000-000000000000/1/0"]
+)
+def test_uuids_in_full_or_their_beginnings(text: str) -> None:
+    """Eight digits are enough; drivers of old name slices by their card."""
+    assert [device.name for device in s.parse_device(text)] == [text]
+
+
+@pytest.mark.parametrize(
+    "value", ["1_0", "\uff11\uff10", "0x10", "1e3", "nan", "inf", "-5", "0.5", 10**400, True, None, "60001"]
+)
+def test_intervals_that_are_none(value: object) -> None:
+    """A number of milliseconds in plain digits from 1 to 60000, and nothing that Python reads besides."""
+    with pytest.raises(BadSetting, match="milliseconds from 1 to 60000"):
+        resolve(config={"interval": value})
+
+
+@pytest.mark.parametrize(
+    ("value", "number"), [("10", 10.0), (" 2.5 ", 2.5), (60_000, 60000.0), (1.5, 1.5), ("+7", 7.0)]
+)
+def test_intervals(value: object, number: float) -> None:
+    """Whole and broken milliseconds."""
+    assert resolve(config={"interval": value}).interval_ms == number
+
+
 @given(st.text(max_size=20))
 def test_no_text_makes_the_readers_crash(text: str) -> None:
     """Any text is a budget or a ValueError, a device or a ValueError."""

@@ -155,6 +155,10 @@ def _bindings() -> ModuleType:
     except ImportError as error:
         reason = f"Python's bindings of NVIDIA's driver are missing ({error}): pip install nvidia-ml-py"
         raise DriverFault(FUNCTION_NOT_FOUND, reason) from None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a foreign or half-installed module raises
+        what = f"{type(error).__name__}: {error}"
+        reason = f"the module pynvml that Python finds cannot be imported ({what}): pip install nvidia-ml-py"
+        raise DriverFault(FUNCTION_NOT_FOUND, reason) from None
     if not hasattr(pynvml, "NVMLError") or not hasattr(pynvml, "nvmlDeviceGetMemoryInfo"):
         reason = "the module pynvml that Python finds is not NVIDIA's: pip install nvidia-ml-py"
         raise DriverFault(FUNCTION_NOT_FOUND, reason)
@@ -189,6 +193,8 @@ def _look_for() -> None:
 
 def _why_not(code: int, text: str, path: str | None) -> str:
     """Why the driver does not answer, for people."""
+    if code == LIBRARY_NOT_FOUND and path:
+        return f"{VARIABLE}={path} is not NVIDIA's {NAME}: the loader does not find that by its name"
     if code == LIBRARY_NOT_FOUND:
         return f"NVIDIA's driver library {NAME} is not present (or cannot be loaded)"
     if code == DRIVER_NOT_LOADED:
