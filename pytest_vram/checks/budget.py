@@ -337,8 +337,8 @@ def _case_text(
             )
         )
     elif figure.missed:
-        within = f"within the limit {with_mib(limit)}, but {figure.missed}"
-        title = f"The {what} read is {amount(figure)}, {within}: undecided."
+        within = f"which is within the limit {with_mib(limit)}, but undecided"
+        title = f"The {what} is {amount(figure)}, {within}: {figure.missed}."
         rows.append(("what settles it", "a run in which nothing stops the keeper, or an exact source (`vram doctor`)"))
     else:
         title = (
