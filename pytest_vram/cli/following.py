@@ -7,6 +7,7 @@ should be are counted and passed over.
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from msgspec import Meta
 
 from pytest_vram.journal import FILE_NAME, VERSION
 from pytest_vram.measure import procfs
+from pytest_vram.measure.series import Series
 from pytest_vram.readings import Measured, Reading
 from pytest_vram.report.watched import (
     Watched,
@@ -157,6 +159,21 @@ _LINES: dict[str, type[_Line]] = {
 }
 
 
+def open_regular(path: Path) -> int:
+    """A descriptor of a file, which reading cannot wait for.
+
+    :raises OSError: it cannot be opened, or is no file (a pipe that somebody put there).
+    """
+    found = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(found).st_mode):
+            raise OSError(f"{path} is no regular file")
+    except OSError:
+        os.close(found)
+        raise
+    return found
+
+
 class Tail:
     """New whole lines of a file that grows, also one that does not exist yet or is replaced by a shorter one.
 
@@ -174,7 +191,7 @@ class Tail:
         """What has come since the last call; a line without its end waits for the rest of it."""
         if self._fd < 0:
             try:
-                self._fd = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
+                self._fd = open_regular(self.path)
             except OSError:
                 return
         try:
@@ -218,42 +235,13 @@ class Tail:
             self._fd = -1
 
 
-class Strip:
-    """The largest values of equal slices of time; halves its resolution when it is full, and loses no maximum."""
-
-    def __init__(self, slices: int = _SLICES) -> None:
-        self._slices = slices
-        self._width = 100_000_000
-        self._start: int | None = None
-        self._values: list[int] = []
-        self._last = 0
-
-    def add(self, t: int, value: int, last: int) -> None:
-        """The largest value of the samples up to a time in nanoseconds, and the last one, which holds from then on."""
-        if self._start is None:
-            self._start = t
-        place = max(0, t - self._start) // self._width
-        while place >= self._slices:
-            self._values = [max(self._values[at : at + 2]) for at in range(0, len(self._values), 2)]
-            self._width *= 2
-            place //= 2
-        while len(self._values) <= place:
-            self._values.append(self._last)  # samples are written when they change
-        self._values[place] = max(self._values[place], value)
-        self._last = last
-
-    def values(self) -> list[int]:
-        """The largest value of each slice."""
-        return list(self._values)
-
-
 class _Gauge:
     def __init__(self, line: _Device) -> None:
         self.line = line
         self.held: int | None = None
         self.peak: int | None = None
         self.trouble: str | None = None
-        self.strip = Strip()
+        self.series = Series(_SLICES)
 
     def saw(self, peak: int) -> None:
         self.peak = peak if self.peak is None else max(self.peak, peak)
@@ -363,7 +351,7 @@ class Picture:
         if device is not None:
             device.held = line.last
             device.saw(line.max)
-            device.strip.add(line.t, line.max, line.last)
+            device.series.add(line.t, line.last, line.max, last=line.last)
 
     def _backend(self, line: _Backend) -> None:
         key = (line.name, line.generation)
@@ -446,7 +434,7 @@ class Picture:
             interval_ms=self.run.interval_ms,
             controller=self.run.controller,
             keeper=self.keeper,
-            devices=[self._device_now(one) for one in self._devices.values()],
+            devices=[self._device_now(one, now, over=state != "running") for one in self._devices.values()],
             backends=[self._backend_now(key, one, now) for key, one in self._backends.items()],
             tests=[self._test_now(one, now) for one in self._windows.values() if one.what == "test"],
             waiting=[
@@ -484,7 +472,7 @@ class Picture:
         )
 
     @staticmethod
-    def _device_now(device: _Gauge) -> WatchedDevice:
+    def _device_now(device: _Gauge, now: int, *, over: bool) -> WatchedDevice:
         line = device.line
         return WatchedDevice(
             label=line.label,
@@ -492,9 +480,10 @@ class Picture:
             name=line.name,
             capacity=_size(line.capacity),
             limit_from=line.limit_from,
-            held=device.held,
+            # The last sample of a run that is over is from before its end.
+            held=None if over else device.held,
             peak=device.peak,
-            series=device.strip.values(),
+            series=device.series.levels(_SLICES, now),
         )
 
     def _backend_now(self, key: tuple[str, int], line: _Backend, now: int) -> WatchedBackend:

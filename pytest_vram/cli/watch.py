@@ -15,7 +15,7 @@ import msgspec
 
 from pytest_vram import keeper
 from pytest_vram.cli import project
-from pytest_vram.cli.following import Picture
+from pytest_vram.cli.following import Picture, open_regular
 from pytest_vram.cli.output import FAILS, HOLDS, INCONCLUSIVE, Answer, speaks_unicode
 from pytest_vram.errors import BadInput, VramError
 from pytest_vram.journal import FILE_NAME
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
     if rest:
         raise BadInput(f"vram watch takes one run and its own options, not {rest[0]!r}")
     where = Runs(project.find(Path.cwd()).root)
-    folder = where.named(options.run) if options.run else where.newest()
+    folder = where.named(options.run) if options.run is not None else where.newest()
     if folder is None and not options.follow:
         raise BadInput(
             f"no run was found in {' or '.join(str(base) for base in where.bases)}: start pytest with a VRAM option or"
@@ -102,12 +102,15 @@ class Runs:
 
         :raises BadInput: there is none.
         """
-        if "\0" not in text:
+        if text and "\0" not in text:
             candidates = [Path(text), *(base / text for base in self.bases)]
             for path in candidates:
                 folder = path.parent if path.name == FILE_NAME else path
-                if (folder / FILE_NAME).is_file() or (folder / RUN_FILE).is_file():
-                    return folder
+                try:
+                    if (folder / FILE_NAME).is_file() or (folder / RUN_FILE).is_file():
+                        return folder
+                except OSError:
+                    break  # such as a name that is too long for any file
         known = ", ".join(path.name for path in self.all()[-3:]) or "none"
         raise BadInput(f"there is no run {text!r}: name its id, its folder or its journal (the last ones are {known})")
 
@@ -133,7 +136,7 @@ def _began(folder: Path) -> tuple[str, float]:
     """By the time in its name, to the second; within one by what its journal says of its beginning."""
     match = re.match(r"\d{8}T\d{6}Z", folder.name)
     try:
-        with (folder / FILE_NAME).open("rb") as stream:
+        with os.fdopen(open_regular(folder / FILE_NAME), "rb") as stream:
             wall = float(msgspec.json.decode(stream.readline(1 << 20))["wall"])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError, TypeError, ValueError):
         wall = time.time()  # one that has not begun to write
@@ -250,7 +253,8 @@ def _is_older(stat: procfs.Stat, first: int | None) -> bool:
 def _verdict(folder: Path) -> str | None:
     """The verdict that the run itself wrote."""
     try:
-        found: Any = msgspec.json.decode((folder / RUN_FILE).read_bytes())
+        with os.fdopen(open_regular(folder / RUN_FILE), "rb") as stream:
+            found: Any = msgspec.json.decode(stream.read())
         verdict = found["run"]["verdict"]
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
         return None

@@ -65,7 +65,7 @@ class _Going:
 class Series:
     """Samples of one device over time.
 
-    Memory: 32 bytes for each of ``buckets``, whatever the number of samples; 48 bytes and its name for each mark that
+    Memory: 40 bytes for each of ``buckets``, whatever the number of samples; 48 bytes and its name for each mark that
     is over; some hundred bytes for each that goes on.
 
     :param buckets: most buckets, at least 2. :param width: nanoseconds of a bucket at first; it doubles as needed.
@@ -81,6 +81,7 @@ class Series:
         self._t1 = array("q")
         self._low = array("q")
         self._high = array("q")
+        self._last = array("q")
         #: When the last bucket is over.
         self._until = 0
         self._names: list[str] = []
@@ -101,22 +102,25 @@ class Series:
 
     # ------------------------------------------------------------ taking in
 
-    def add(self, t: int, low: int, high: int | None = None, *, since: int | None = None) -> None:
+    def add(
+        self, t: int, low: int, high: int | None = None, *, since: int | None = None, last: int | None = None
+    ) -> None:
         """Take in a sample, or the least and the most of several that ended at ``t``.
 
+        :param last: the last of several; the most where it is not told.
         :param since: when the first of several was. A mark that began later does not count them: what was extreme in
             them may have been before it.
         """
         top = low if high is None else high
         self.samples += 1
-        self._put(t, low, top)
+        self._put(t, low, top, top if last is None else last)
         if self._going:
             first = t if since is None else since
             for mark in self._going.values():
                 if mark.t0 <= first:
                     mark.take(low, top)
 
-    def _put(self, t: int, low: int, high: int) -> None:
+    def _put(self, t: int, low: int, high: int, last: int) -> None:
         if t >= self._until and len(self._t0) >= self._most:
             self._halve()
         if not self._t0 or t >= self._until:
@@ -126,13 +130,15 @@ class Series:
             self._t1.append(t)
             self._low.append(low)
             self._high.append(high)
+            self._last.append(last)
             self._until = self._end(t)
             return
         at = len(self._t0) - 1
         if t < self._t0[at]:
             at = max(0, bisect_right(self._t0, t) - 1)
             self._t0[at] = min(self._t0[at], t)
-        self._t1[at] = max(self._t1[at], t)
+        if t >= self._t1[at]:
+            self._t1[at], self._last[at] = t, last
         if low < self._low[at]:
             self._low[at] = low
         if high > self._high[at]:
@@ -145,11 +151,13 @@ class Series:
         """Double the width, as often as it takes until there is room: neighbours within one width become one."""
         while len(self._t0) >= self._most:
             self._width *= 2
-            t0, t1, low, high = array("q"), array("q"), array("q"), array("q")
+            t0, t1, low, high, tail = array("q"), array("q"), array("q"), array("q"), array("q")
             until = self._origin
-            for start, end, least, most in zip(self._t0, self._t1, self._low, self._high, strict=True):
+            rows = zip(self._t0, self._t1, self._low, self._high, self._last, strict=True)
+            for start, end, least, most, last in rows:
                 if t0 and start < until:
-                    t1[-1] = max(t1[-1], end)
+                    if end >= t1[-1]:
+                        t1[-1], tail[-1] = end, last
                     low[-1] = min(low[-1], least)
                     high[-1] = max(high[-1], most)
                     continue
@@ -157,8 +165,9 @@ class Series:
                 t1.append(end)
                 low.append(least)
                 high.append(most)
+                tail.append(last)
                 until = self._end(start)
-            self._t0, self._t1, self._low, self._high, self._until = t0, t1, low, high, until
+            self._t0, self._t1, self._low, self._high, self._last, self._until = t0, t1, low, high, tail, until
 
     def begin(self, name: str, kind: str, t: int) -> int:
         """A mark begins; the number is for :meth:`end`."""
@@ -215,6 +224,34 @@ class Series:
                 else Bucket(old.t0, max(old.t1, bucket.t1), min(old.low, bucket.low), max(old.high, bucket.high))
             )
         return list(merged.values())
+
+    def levels(self, most: int, until: int | None = None) -> list[int]:
+        """The largest value of at most so many equal slices of time, oldest first, for a picture.
+
+        Samples are written when they change: where there is none, the last one before still holds.
+
+        :param until: end of the last slice, where that is later than the last sample.
+        """
+        if most < 1:
+            raise ValueError("a picture has at least one slice")
+        if not self._t0:
+            return []
+        start = self._t0[0]
+        end = max(self._t1[-1], start if until is None else until)
+        count = min(most, (end - start) // WIDTH + 1)
+        width = (end - start) // count + 1
+        found = [0] * count
+        held, place = 0, 0
+        for t0, t1, high, last in zip(self._t0, self._t1, self._high, self._last, strict=True):
+            first, final = (t0 - start) // width, max(0, t1 - start) // width
+            for at in range(place, first + 1):
+                found[at] = max(found[at], held)
+            for at in range(first, final + 1):
+                found[at] = max(found[at], high)
+            held, place = last, final
+        for at in range(place, count):
+            found[at] = max(found[at], held)
+        return found
 
     def marks(self, kind: str | None = None) -> Iterator[Mark]:
         """Every mark in the order in which they ended, and those that go on."""
@@ -280,8 +317,10 @@ class JournalSeries:
         if kind == "sample":
             label, low, high = line.get("device"), line.get("min"), line.get("max")
             if isinstance(label, str) and _is_size(low) and _is_size(high):
-                since = line.get("t0")
-                self._of(label).add(t, low, high, since=since if _is_size(since) else None)
+                since, last = line.get("t0"), line.get("last")
+                self._of(label).add(
+                    t, low, high, since=since if _is_size(since) else None, last=last if _is_size(last) else None
+                )
         elif kind == "device":
             if isinstance(line.get("label"), str):
                 self._of(line["label"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 
 from pytest_vram.report.watched import (
@@ -32,7 +33,7 @@ def _rows(seen: Watched, width: int, *, unicode: bool) -> Iterator[str]:
     yield from _head(seen, width)
     for device in seen.devices:
         yield from _device(device, width, unicode=unicode)
-    yield from _some([_backend(one) for one in _backends(seen)], "backends")
+    yield from _some([_backend(one, live=seen.state == "running") for one in _backends(seen)], "backends")
     yield from _some([_test(one, width) for one in seen.tests], "tests")
     for rows in _some_rows([list(_waits(one, width)) for one in seen.waiting], "waiting tests"):
         yield from rows
@@ -76,6 +77,8 @@ def _head(seen: Watched, width: int) -> Iterator[str]:
     seconds = f" {_seconds(seen.seconds)}" if seen.seconds is not None else ""
     yield f"run       {seen.run}"
     parts = [f"{state}{seconds}"]
+    if seen.started is not None and seen.state in ("finished", "lost"):
+        parts.append(f"begun {_moment(seen.started)}")
     if seen.device:
         parts.append(f"device {seen.device}")
     if seen.interval_ms is not None:
@@ -90,9 +93,13 @@ def _device(device: WatchedDevice, width: int, *, unicode: bool) -> Iterator[str
     if device.trouble is not None:
         yield f"{device.label:<9} cannot be read: {device.trouble}"
         return
-    parts = [f"{'–' if device.held is None else mib(device.held)}{f' of {mib(size)}' if size is not None else ''}"]
-    if device.peak is not None:
-        parts.append(f"peak {mib(device.peak)}")
+    whole = f" of {mib(size)}" if size is not None else ""
+    if device.held is None and device.peak is not None:
+        parts = [f"peak {mib(device.peak)}{whole}"]
+    else:
+        parts = [f"{'–' if device.held is None else mib(device.held)}{whole}"]
+        if device.peak is not None:
+            parts.append(f"peak {mib(device.peak)}")
     if device.limit_from == "emulated":
         parts.append("played")
     words = ", ".join(parts)
@@ -104,8 +111,12 @@ def _device(device: WatchedDevice, width: int, *, unicode: bool) -> Iterator[str
         bar = ("█" if unicode else "#") * full + ("░" if unicode else ".") * (length - full) + " "
     yield from _wrapped(device.label, [bar + parts[0], *parts[1:]], width)
     if len(device.series) > 1:
-        top = max(size or 0, *device.series)
-        yield "          " + _strip(device.series, min(60, width - 10), top, unicode=unicode)
+        # By its own highest point: on a card that is hardly used nothing else would be seen of it.
+        top = max(device.series)
+        scale = f" to {mib(top)}"
+        room = width - 10 - len(scale)
+        strip = _strip(device.series, min(60, max(room, 8)), top, unicode=unicode)
+        yield f"          {strip}{scale if room >= 8 else ''}"
 
 
 def _strip(values: list[int], width: int, top: int, *, unicode: bool) -> str:
@@ -124,11 +135,13 @@ def _backends(seen: Watched) -> list[WatchedBackend]:
     return [one for one in seen.backends if one.state not in _GONE or last[one.name] is one]
 
 
-def _backend(one: WatchedBackend) -> str:
+def _backend(one: WatchedBackend, *, live: bool) -> str:
     state = f"{one.state}: {one.phase}" if one.phase else one.state
     pid = f", PID {one.pid}" if one.pid and one.state not in _GONE else ""
     why = f": {one.reason}" if one.reason and one.state in _GONE else ""
-    return f"backend   {one.name}#{one.generation} {state}{pid}, {_seconds(one.seconds)}{why}"
+    gone = one.state in _GONE
+    since = "" if gone and not live else f" {_seconds(one.seconds)} ago" if gone else f", {_seconds(one.seconds)}"
+    return f"backend   {one.name}#{one.generation} {state}{pid}{since}{why}"
 
 
 def _test(one: WatchedTest, width: int) -> str:
@@ -195,6 +208,14 @@ def _who(worker: str | None) -> str:
 
 def _sizes(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{mib(size) if size % 10**6 else written(size)} of {label}" for label, size in sizes.items())
+
+
+def _moment(wall: float) -> str:
+    """A time on the clock of whoever reads it."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))
+    except (OverflowError, ValueError, OSError):
+        return "at no time of this clock"
 
 
 def _seconds(seconds: float | None) -> str:

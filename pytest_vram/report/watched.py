@@ -13,8 +13,8 @@ State = Literal["waiting", "running", "finished", "lost"]
 class WatchedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A device. Sizes are bytes of the run, in the terms of peaks.
 
-    :ivar capacity: its size, and ``limit_from`` what sets it. :ivar held: at the last sample. :ivar peak: the most that
-        any sample or any window showed.
+    :ivar capacity: its size, and ``limit_from`` what sets it. :ivar held: at the last sample; ``None`` for a run
+        that is over. :ivar peak: the most that any sample or any window showed.
     :ivar series: the largest figure of equal slices of the run's time so far, the oldest first.
     :ivar trouble: why it could not be read, at the last look.
     """

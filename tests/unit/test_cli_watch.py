@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from pytest_vram.cli import entry, watch
-from pytest_vram.cli.following import LONGEST, Picture, Strip, Tail
+from pytest_vram.cli.following import LONGEST, Picture, Tail
 from pytest_vram.journal import KINDS
 from pytest_vram.keeper.messages import State
 from pytest_vram.readings import Reading, Unmeasurable
@@ -106,9 +106,11 @@ def test_picture_of_a_run(folder: Path, write: Write) -> None:
     a_run(write)
     picture = Picture(folder)
     picture.read()
+    (device,) = picture.show("running").devices
+    assert (device.held, device.peak, device.capacity) == (50_000_000, 100_000_000, 150_000_000)
     seen = picture.show("lost")
     (device,) = seen.devices
-    assert (device.held, device.peak, device.capacity) == (50_000_000, 100_000_000, 150_000_000)
+    assert (device.held, device.peak, device.capacity) == (None, 100_000_000, 150_000_000)
     assert [(one.name, one.state, one.phase) for one in seen.backends] == [("small", "ready", None)]
     (test,) = seen.tests
     assert (test.name, test.phase, test.requests, test.seconds) == ("test_a.py::test_two", "long prompt", 1, 1.0)
@@ -354,14 +356,49 @@ def test_a_line_without_an_end(tmp_path: Path) -> None:
     tail.close()
 
 
-@given(st.lists(st.tuples(st.integers(0, 2**62), st.integers(0, 2**40)), min_size=1, max_size=50))
-def test_the_strip_keeps_the_maximum(samples: list[tuple[int, int]]) -> None:
-    """However long a run is, the strip has a bounded number of slices and the largest value in one of them."""
-    strip = Strip(16)
-    for t, value in samples:
-        strip.add(t, value, value // 2)
-    assert len(strip.values()) <= 16
-    assert max(strip.values()) == max(value for _, value in samples)
+def test_a_strip_reaches_its_own_peak(folder: Path, write: Write) -> None:
+    """A run that takes little of a large card has a strip to be seen all the same, and says what its top is."""
+    begin(write)
+    for second, size in ((1, 10_000_000), (2, 20_000_000), (3, 10_000_000)):
+        write("sample", second, device="gpu0", min=1, max=size, last=size, now=1, count=100)
+    picture = Picture(folder)
+    picture.read()
+    seen = picture.show("lost")
+    picture.close()
+    assert max(seen.devices[0].series) == 20_000_000
+    (strip,) = [line for line in watch_lines(seen, 80) if "█" in line]
+    assert strip.strip().endswith("to 19.07 MiB")
+    assert set(strip.split()[0]) == {"▄", "█"}
+
+
+def test_a_run_that_is_over_holds_nothing_and_says_when_it_was(folder: Path, write: Write, once: Once) -> None:
+    """The last sample before the end is not what is held now, and a stopped server is not stopped for 0 seconds."""
+    a_run(write)
+    write("backend", 6, name="small", generation=1, state="stopped", engine="llama-server", pid=77)
+    write("end", 7, reason="the run is finished", outcome="0")
+    _, text = once("--once")
+    assert "begun 2017-07-1" in text
+    assert "backend   small#1 stopped\n" in text
+    assert "peak 95.37 MiB of 143.1 MiB" in text
+    assert json.loads(once("--json")[1])["devices"][0]["held"] is None
+
+
+@pytest.mark.parametrize("text", ["", "a" * 5000, "\0", "nowhere/" * 600])
+def test_a_name_that_is_none(folder: Path, write: Write, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    """Whatever stands in place of a run's name, one that names none is bad use, also where there are runs."""
+    begin(write)
+    assert entry.main(["watch", text]) == 2
+    assert "there is no run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "run.json"])
+def test_pipes_in_place_of_files(folder: Path, write: Write, once: Once, name: str) -> None:
+    """A pipe that somebody put there is not waited for."""
+    if name != "journal.jsonl":
+        begin(write)
+        write("end", 7, reason="over", outcome="0")
+    os.mkfifo(folder / name)
+    assert once("--once")[0] == 0
 
 
 def test_ctrl_c_ends_with_130_and_gives_the_cursor_back(folder: Path, write: Write) -> None:

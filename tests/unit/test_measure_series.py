@@ -67,6 +67,41 @@ def test_a_curve_for_a_terminal() -> None:
         series.buckets(0)
 
 
+@given(st.lists(st.tuples(st.integers(0, 2**62), st.integers(0, 2**40)), min_size=1, max_size=50), st.integers(1, 60))
+def test_a_picture_keeps_the_maximum(samples: list[tuple[int, int]], slices: int) -> None:
+    """However long a run is and in whatever order its samples come, a picture has so many slices at most, and the
+    largest value in one of them."""
+    series = Series(16)
+    for t, value in samples:
+        series.add(t, value // 2, value, last=value // 2)
+    levels = series.levels(slices)
+    assert len(levels) <= slices
+    assert max(levels) == max(value for _, value in samples)
+
+
+def test_what_was_held_stays_in_a_picture() -> None:
+    """Samples are written when they change: between two of them, and after the last, what was held last still is."""
+    series = Series()
+    series.add(0, 5, 9, last=5)
+    series.add(40 * MS, 1, 7, last=1)
+    assert series.levels(10, 90 * MS) == [9, 5, 5, 5, 7, 1, 1, 1, 1, 1]
+    assert series.levels(2, 90 * MS) == [9, 1]
+    assert series.levels(3, 90 * MS) == [9, 7, 1]
+    assert series.levels(1) == [9]
+    assert Series().levels(3) == []
+    with pytest.raises(ValueError, match="at least one"):
+        series.levels(0)
+
+
+def test_what_was_held_last_survives_merging() -> None:
+    """Of two buckets that become one, the later one's last value is what is held after it."""
+    series = Series(2, width=10 * MS)
+    for t, last in ((0, 3), (10 * MS, 1), (20 * MS, 2)):
+        series.add(t, last, 8, last=last)
+    assert series.levels(5, 40 * MS)[-1] == 2
+    assert series.levels(3, 30 * MS)[0] == 8
+
+
 @pytest.mark.parametrize(("buckets", "width"), [(1, 10), (4, 0)])
 def test_a_series_of_nothing(buckets: int, width: int) -> None:
     """A series without room is refused."""
@@ -103,7 +138,7 @@ def test_every_extreme_stays(samples: list[tuple[int, int]], buckets: int, stret
         sizes.append(size)
         for first, number in going.pop(index, ()):
             series.end(number, t)
-            mark = list(series.marks("cell"))[-1 - len([1 for rest in going.values() for _ in rest])]
+            mark = [mark for mark in series.marks("cell") if mark.t1 is not None][-1]
             assert (mark.name, mark.low, mark.high) == (f"{first}", min(sizes[first:]), max(sizes[first:]))
     found = series.buckets()
     assert len(found) <= buckets
@@ -247,6 +282,7 @@ class _Scanned(PaperMembers):
     def scan(self, *, look: bool = True) -> None:
         """No PID of one that ended is taken any more."""
         self._dead.clear()
+        self._roots.clear()
 
 
 def test_members_do_not_grow_with_time(tmp_path: Path) -> None:
