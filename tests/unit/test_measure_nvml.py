@@ -304,6 +304,26 @@ def test_outside_of_containers_patience(pids: list[int]) -> None:
     assert "those of the host" in (trust.doubt({NOBODY: MIB}, pids, 0) or "")
 
 
+def test_pids_that_may_be_ours_under_another_number(driver: FakeDriver, pids: list[int]) -> None:
+    """Until it is known whose a listed PID is that nobody here has, it is no stranger's, and may be this run's."""
+    with contained(container=False) as probe:
+        probe.read(pids)
+        driver.update(pid_offset=NOBODY)
+        driver.process(pids[0], 300 * MIB)
+        snapshot = probe.read(pids)
+        assert probe.per_process
+        assert (snapshot.others, snapshot.unlisted) == ({}, None)
+        assert [figure.held for figure in snapshot.processes.values()] == [0, 0, 0]
+        assert [figure.most for figure in snapshot.processes.values()] == [300 * MIB, None, None]
+        assert "not known yet" in (snapshot.doubt or "")
+        driver.update(pid_offset=0)
+        snapshot = probe.read(pids)
+        assert (snapshot.processes[pids[0]], snapshot.doubt) == (Figure(300 * MIB, 300 * MIB), None)
+        driver.process(NOBODY, MIB)
+        snapshot = probe.read(pids)
+        assert snapshot.others == {NOBODY: MIB}, "once one of ours was seen, it has just ended"
+
+
 def test_who_exists() -> None:
     """A process of another user exists, one that nobody has does not."""
     assert exists(os.getpid())

@@ -127,6 +127,13 @@ class NvmlProbe:
                     continue
                 held = 0
             figures[pid] = Figure(held, held) if accounting is None else accounting.figure(pid, held)
+        pending = self._trust.pending
+        if pending:
+            # Whose they are will show; until then they are nobody's, and may be ours.
+            listed = {pid: None if pid in pending else held for pid, held in listed.items()}
+            first = next(iter(figures), None)
+            if first is not None and figures[first].mark is None:
+                figures[first] = figures[first]._replace(most=max(figures[first].held, memory.used - self._quiet))
         others, unlisted = self._rest(listed, figures, memory.used)
         if accounting is not None:
             figures.update({pid: last for pid in accounting.left(pids) if (last := accounting.last(pid)) is not None})

@@ -145,8 +145,18 @@ class Trust:
         return None
 
     @property
+    def pending(self) -> Collection[int]:
+        """Listed PIDs that nobody here has, while it is open whether they are ended processes or those of this run."""
+        return () if self.proven else self._unknown
+
+    @property
     def open_question(self) -> str | None:
         """What is not known yet though nothing speaks against it."""
+        if self.pending:
+            return (
+                f"the driver lists PID {min(self.pending)}, which does not exist here: whether that is a process of"
+                " this run under another number was not known yet"
+            )
         if self.container and not self.proven:
             return "in a container: it has not been seen yet whether the driver lists the processes of this run"
         return None
