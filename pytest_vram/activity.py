@@ -301,6 +301,19 @@ class Activity:
                 self._missing = None
             if report.passed:
                 return report
+        try:
+            return self._concluded(item, call, report)
+        except (KeyboardInterrupt, pytest.exit.Exception):
+            raise
+        except BaseException as error:  # noqa: BLE001 - a signal handler's, such as pytest-timeout's, is the test's
+            report.outcome = "failed"
+            report.longrepr = _representation(item, str(error) or repr(error))
+            return report
+
+    def _concluded(
+        self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
+    ) -> pytest.TestReport:
+        """The report with what became of the test's memory."""
         if call.when == "teardown":
             self._leave(item)
             return report

@@ -62,7 +62,7 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
                 check="keeper",
                 verdict="error",
                 section="keeper",
-                text=f"the keeper of this run died during this test, so its memory cannot be judged: {attempt.trouble}",
+                text=f"the keeper of this run was lost during this test, so its memory cannot be judged: {attempt.trouble}",
             )
         )
     ledger: Ledger | None = None

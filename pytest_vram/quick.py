@@ -213,6 +213,7 @@ class Shared:
         """Open a window, and wait until it is: a keeper that died before this is replaced."""
         request = Open(kind="test", name=name, quick=True)
         for again in (True, False):
+            ahead: Promise | None = None
             try:
                 (ahead,) = self.run.ahead(request)
                 self.run.result(ahead)
@@ -220,6 +221,10 @@ class Shared:
                 if not again:
                     raise
                 continue
+            except BaseException:  # of a signal handler: nobody would know of the window
+                if ahead is not None:
+                    ahead.client.abandon(ahead.number)
+                raise
             self.run.torch.begin()
             self._window = _Window(self._clock(), ahead)
             return
@@ -418,8 +423,7 @@ class Shared:
                 if count > 1 or not sure:
                     judgement = _explained(judgement, _which(found, count, now, sure), sure)
                 verdicts.update(dict.fromkeys(found, judgement))
-        if window.as_found is not None and window.as_found.verdict == "error":
-            verdicts.update(dict.fromkeys(whom.victims, window.as_found))
+        verdicts.update(dict.fromkeys(whom.victims, window.as_found or window.judgement))
         return verdicts
 
     def _late(self, test: Quick, judgement: Judgement, verdict: str) -> Late:

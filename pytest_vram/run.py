@@ -19,7 +19,7 @@ import msgspec
 from pytest_vram import measure, specfile
 from pytest_vram.backends.base import PlanContext
 from pytest_vram.backends.pool import Pool, RunningBackend
-from pytest_vram.errors import BackendError, BadInput, KeeperError, KeeperLost, KeeperUnavailable
+from pytest_vram.errors import BackendError, BadInput, KeeperError, KeeperLost, KeeperUnavailable, VramError
 from pytest_vram.keeper import KeeperClient, Promise, ensure, mark_environment, socket_path, start_time
 from pytest_vram.keeper.messages import (
     Close,
@@ -224,14 +224,15 @@ class Run:
             self._client.meanwhile = self._meanwhile
         return self._client
 
-    def call(self, request: Request, timeout: float | None = None) -> Reply:
+    def call(self, request: Request, timeout: float | None = None, *, number: int | None = None) -> Reply:
         """Ask the keeper; a dead keeper is forgotten, so that the next call starts a new one.
 
+        :param number: of the request, where it was drawn before; see :meth:`KeeperClient.number`.
         :raises KeeperLost: when it died, or does not answer in time.
         """
         client = self.keeper()
         try:
-            return client.call(request, timeout)
+            return client.call(request, timeout, number=number)
         except KeeperLost:
             self._forget()
             raise
@@ -404,13 +405,25 @@ class Run:
             settle=settling_of(plan.limits),
         )
         try:
-            opened = self.call(request)
+            self._admit(attempt, request)
         except KeeperLost:
-            opened = self.call(request)
-        assert isinstance(opened, Opened)
-        attempt.admitted.append((self.keeper(), opened.window))
+            self._admit(attempt, request)
+
+    def _admit(self, attempt: Attempt, request: Open) -> None:
+        client = self.keeper()
+        number = client.number()
+        try:
+            opened = self.call(request, number=number)
+            assert isinstance(opened, Opened)
+            attempt.admitted.append((client, opened.window))
+            attempt.window = opened.window
+        except VramError:
+            raise
+        except BaseException:  # of a signal handler, in the moment after the reply: nobody would know of the window
+            client.abandon(number)
+            attempt.window = None
+            raise
         self.torch.begin()
-        attempt.window = opened.window
         attempt.waited, attempt.waited_for = opened.waited, list(opened.waited_for)
 
     def end(self, attempt: Attempt, record: Mapping[str, Any]) -> Closed | None:

@@ -131,7 +131,7 @@ def _answers(launch: Launch) -> bool:
         return False
     except KeeperError as error:
         # It closed the connection: it is ending. A stuck one does not; starting a second beside it would be worse.
-        if "did not answer in time" in str(error):
+        if "did not answer for" in str(error):
             raise KeeperUnavailable(f"A keeper listens at {launch.socket} but does not answer; end it first.") from None
         return False
     client.close()

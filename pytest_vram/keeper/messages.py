@@ -16,7 +16,7 @@ from pytest_vram.measure.device import DeviceInfo as DeviceInfo
 from pytest_vram.readings import Measured
 from pytest_vram.spec import DeviceSpec, LaunchPlan, Limits
 
-PROTOCOL = 1
+PROTOCOL = 2
 LARGEST = 16 << 20
 #: Environment variables of everything that the keeper starts: the run's id, and the backend's ``name#generation``.
 RUN_MARK = "PYTEST_VRAM_RUN"
@@ -28,7 +28,12 @@ MEMBER_MARK = "PYTEST_VRAM_MEMBER"
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=str.lower, omit_defaults=True):
-    pass
+    """What every message has.
+
+    :ivar number: of the request on its connection, rising; its reply carries the same one. 0 where none is waited for.
+    """
+
+    number: int = 0
 
 
 # ---------------------------------------------------------------- requests
@@ -92,6 +97,19 @@ class Leave(_Message, frozen=True, kw_only=True):
     """The test of this window is over, its teardown included: others may have what it was admitted for. *No reply.*"""
 
     window: int
+
+
+class Abandon(_Message, frozen=True, kw_only=True):
+    """Nobody waits for the reply to this request any more: it ends, and what it opened is given back. *No reply.*
+
+    It is heeded at once, whatever the connection waits for. A request that is no wait is carried out all the same.
+    """
+
+    request: int
+
+
+class Ping(_Message, frozen=True, kw_only=True):
+    """A sign of life is wanted. → :class:`Done`, at once, whatever the connection waits for."""
 
 
 class Peek(_Message, frozen=True, kw_only=True):
@@ -184,11 +202,13 @@ class Finish(_Message, frozen=True, kw_only=True):
 class Welcome(_Message, frozen=True, kw_only=True):
     """The keeper's greeting.
 
+    :ivar guard: PID of its guard, which ends everything when it gets SIGTERM.
     :ivar lease_folder: folder of the gates, empty where there are none; with ``lease_devices`` for
         :class:`pytest_vram.leases.Gate`.
     """
 
     pid: int
+    guard: int = 0
     run: str
     folder: str
     generation: int
@@ -461,6 +481,8 @@ Request = (
     | Open
     | Close
     | Leave
+    | Abandon
+    | Ping
     | Peek
     | Now
     | Acquire

@@ -12,7 +12,6 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -20,10 +19,12 @@ from pytest_vram.errors import BackendError, KeeperError, VramError
 from pytest_vram.journal import KINDS
 from pytest_vram.keeper import limits, parents, wire
 from pytest_vram.keeper.admission import Ask
+from pytest_vram.keeper.conversation import Connection, converse, receive
 from pytest_vram.keeper.core import Core, sampling
 from pytest_vram.keeper.listening import listen, remove_stale
 from pytest_vram.keeper.messages import (
     PROTOCOL,
+    Abandon,
     Acquire,
     Close,
     Done,
@@ -39,6 +40,7 @@ from pytest_vram.keeper.messages import (
     Open,
     Opened,
     Peek,
+    Ping,
     Prepare,
     Reply,
     Request,
@@ -67,20 +69,6 @@ _IDLE_PERIOD = 100_000_000
 #: Intervals by which a sample may be late without a line in the journal.
 _MOST_LATE = 3
 _OWN_KINDS = frozenset({"run", "keeper", "device", "process", "sample", "gap", "backend", "window", "lease", "end"})
-
-
-class Connection:
-    """One client. Its end releases all that it holds."""
-
-    def __init__(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.number = number
-        self.reader = reader
-        self.writer = writer
-        self.role = ""
-        self.name = ""
-        self.pid = 0
-        self.watch: Watch | None = None
-        self.turn: tuple[Window, Turns | None] | None = None
 
 
 class Service:
@@ -241,7 +229,12 @@ class Service:
         connection = Connection(self._next, reader, writer)
         self._connections[connection.number] = connection
         try:
-            await self._converse(connection)
+            first = await asyncio.wait_for(receive(connection), _GREETING_SECONDS)
+            if not isinstance(first, Hello):
+                raise wire.BadFrame("the first message was not a greeting")
+            await self._answer(connection, first)
+            if connection.role:
+                await converse(connection, self._answer, self._undo)
         except (OSError, asyncio.IncompleteReadError):
             pass
         except wire.BadFrame as error:
@@ -251,50 +244,6 @@ class Service:
         finally:
             self._release(connection)
             writer.close()
-
-    async def _converse(self, connection: Connection) -> None:
-        """Read requests and answer them in order; a client that goes away while it waits ends its request."""
-        first = await asyncio.wait_for(self._receive(connection), _GREETING_SECONDS)
-        if not isinstance(first, Hello):
-            raise wire.BadFrame("the first message was not a greeting")
-        await self._answer(connection, first)
-        if not connection.role:
-            return
-        coming = asyncio.ensure_future(self._receive(connection))
-        try:
-            while True:
-                request = await coming
-                coming = asyncio.ensure_future(self._receive(connection))
-                work = asyncio.ensure_future(self._answer(connection, request))
-                try:
-                    while not work.done():
-                        waiting: set[asyncio.Future[Any]] = {work}
-                        if not coming.done():
-                            waiting.add(coming)
-                        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                        if coming.done() and not work.done():
-                            # A second request waits for the first; an end of file does not.
-                            if coming.exception() is not None:
-                                break
-                            await work
-                finally:
-                    if not work.done():
-                        work.cancel()
-                        await asyncio.wait({work})
-                work.result()
-        finally:
-            coming.cancel()
-            if coming.done() and not coming.cancelled():
-                coming.exception()
-
-    async def _receive(self, connection: Connection) -> Request | wire.NotARequest:
-        header = await connection.reader.readexactly(wire.HEADER)
-        body = await connection.reader.readexactly(wire.length(header))
-        try:
-            return wire.request(body)
-        except wire.NotARequest as error:
-            # The frame was whole, so the connection is still of use.
-            return error
 
     async def _answer(self, connection: Connection, request: Request | wire.NotARequest) -> None:
         reply: Reply | None
@@ -311,7 +260,7 @@ class Service:
             reply = Failed(error="KeeperError", message=f"The keeper failed at this request ({error!r}); see its log.")
         if reply is None:
             return
-        connection.writer.write(wire.frame(reply))
+        connection.writer.write(wire.frame(msgspec.structs.replace(reply, number=request.number)))
         await asyncio.wait_for(connection.writer.drain(), _GREETING_SECONDS)
         if isinstance(request, Finish) and isinstance(reply, Done):
             self._ended.set()
@@ -342,6 +291,14 @@ class Service:
         ):
             # Its end is the run's end; a moment later its process will be gone as well, or it is broken.
             self._finish_soon("the controller closed its connection")
+
+    def _undo(self, connection: Connection, number: int) -> None:
+        """Give back what a request opened whose reply nobody waits for any more."""
+        for request, window in connection.opened:
+            if request == number:
+                if self.windows.is_open(window):
+                    self._abandon(self.windows.get(window))
+                self.windows.leave(window, connection.number)
 
     def _abandon(self, window: Window) -> None:
         try:
@@ -427,6 +384,7 @@ class Service:
             connection.watch = Watch(hello.pid, hello.start_time, lambda: connection.writer.transport.abort())
         return Welcome(
             pid=self.core.pid,
+            guard=self.core.guard,
             run=self.launch.run,
             folder=self.launch.folder,
             generation=self.core.generation,
@@ -449,6 +407,7 @@ class Service:
             ask=Ask.of(request, connection.pid, connection.name),
             quick=request.quick,
         )
+        connection.opened.append((request.number, window.number))
         return Opened(window=window.number, t=window.span.t, waited=round(waited, 6), waited_for=window.waited_for)
 
     async def _turn(self, connection: Connection, request: Turn) -> Granted:

@@ -19,16 +19,18 @@ class BadFrame(Exception):
 class NotARequest(Exception):
     """A request with something in it that cannot be; the connection it came on is still of use.
 
-    :ivar op: the kind of request that it was meant for.
+    :ivar op: the kind of request that it was meant for. :ivar number: the one that its reply carries.
     """
 
-    def __init__(self, text: str, op: str) -> None:
+    def __init__(self, text: str, op: str, number: int = 0) -> None:
         super().__init__(text)
         self.op = op
+        self.number = number
 
 
 class _Tag(msgspec.Struct):
     op: str
+    number: int = 0
 
 
 def frame(message: Request | Reply) -> bytes:
@@ -65,10 +67,10 @@ def request(body: bytes) -> Request:
         return _REQUESTS.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         try:
-            op = msgspec.json.decode(body, type=_Tag).op
+            tag = msgspec.json.decode(body, type=_Tag)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise BadFrame(f"not a request: {error}") from None
-        raise NotARequest(str(error), op) from None
+        raise NotARequest(str(error), tag.op, tag.number) from None
 
 
 def reply(body: bytes) -> Reply:
