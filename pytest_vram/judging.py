@@ -66,6 +66,7 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
             )
         )
     ledger: Ledger | None = None
+    peak: dict[str, Measured] = {}
     limit: dict[str, int] = {}
     limit_from: str | None = None
     if run.predicted:
@@ -86,7 +87,7 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
             # What both are about: a model that is paged out shows less memory and waits for the disk.
             locked = (checks.judge_locked(one.asked, one.boot.facts, warnings=one.boot.warnings) for one in backends)
             findings.extend(finding for finding in locked if finding is not None)
-        limit, limit_from = _limit_shown(run, attempt, closed)
+        peak, limit, limit_from = _shown(run, attempt, closed)
     if attempt.plan.rate is not None and run.predicted:
         findings.append(predicting.no_rate(attempt.plan.rate))
     elif attempt.plan.rate is not None:
@@ -99,7 +100,8 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
         nodeid=attempt.key,
         outcome=outcome,
         seconds=round(seconds, 6),
-        peak=dict(closed.run) if closed else {},
+        peak=peak,
+        own=checks.own_of(closed) if closed else {},
         baseline=dict(closed.baseline) if closed else {},
         process=dict(closed.process) if closed else {},
         host=closed.host if closed else None,
@@ -144,6 +146,7 @@ def _with_torch(run: Run, attempt: Attempt, closed: Closed) -> Closed:
         closed,
         process=bounded(closed.process, attempt.allocators, devices, "process"),
         run=bounded(closed.run, attempt.allocators, devices, "run"),
+        own=bounded(closed.own, attempt.allocators, devices, checks.OWN),
         spill=spill,
     )
 
@@ -174,7 +177,7 @@ def with_outcome(judgement: Judgement, outcome: Outcome, reason: str | None = No
 
 def _totals(closed: Closed) -> dict[str, Reading]:
     """Label → measured total; host memory of the backends beside the cards, where ``host`` is no device of the run."""
-    totals = {label: figure for label, figure in closed.run.items() if isinstance(figure, Reading)}
+    totals = {label: figure for label, figure in checks.own_of(closed).items() if isinstance(figure, Reading)}
     if isinstance(closed.host, Reading):
         totals.setdefault("host", closed.host)
     return totals
@@ -190,17 +193,24 @@ def _memory(run: Run, attempt: Attempt, closed: Closed, ledger: Ledger | None) -
     places = run.settings.places
     found: list[Finding | None] = []
     plain = next((m for m in attempt.plan.limits if _is_plain(m)), None)
-    if budget is not None or plain is not None:
-        limits, check, where = checks.tightest(
-            budget,
-            places.get("budget", "budget"),
-            Limits(text=plain["text"], each=plain["limit"]) if plain else None,
-            "@max_vram",
-            labels=sorted(closed.run),
-        )
+    marker = Limits(text=plain["text"], each=plain["limit"]) if plain else None
+    budget_from = places.get("budget", "budget")
+    # What tests may hold together is one thing, and what this test may hold another, where others ran beside it.
+    pairs = [(budget, marker)] if not checks.is_apart(closed) else [(budget, None), (None, marker)]
+    for first, second in pairs:
+        if first is None and second is None:
+            continue
+        limits, check, where = checks.tightest(first, budget_from, second, "@max_vram", labels=sorted(closed.run))
+        scope = "run" if first is not None else checks.scope_of(closed, "run")
         found.append(
             checks.judge_peak(
-                closed, check=check, limits=limits, limit_from=where, ledger=ledger, predicted=run.predicted
+                closed,
+                check=check,
+                limits=limits,
+                limit_from=where,
+                scope=scope,
+                ledger=ledger,
+                predicted=run.predicted,
             )
         )
     for meaning in attempt.plan.limits:
@@ -212,7 +222,7 @@ def _memory(run: Run, attempt: Attempt, closed: Closed, ledger: Ledger | None) -
                 check="max_vram",
                 limits=Limits(text=meaning["text"], each=meaning["limit"]),
                 limit_from=_marker_text(meaning),
-                scope=meaning["scope"],
+                scope=checks.scope_of(closed, meaning["scope"]),
                 over=meaning["over"],
                 phase=meaning["phase"],
                 ledger=ledger,
@@ -247,21 +257,39 @@ def _marker_text(meaning: dict[str, object]) -> str:
     return f"@max_vram({', '.join([repr(meaning['text']), *more])})"
 
 
-def _limit_shown(run: Run, attempt: Attempt, closed: Closed) -> tuple[dict[str, int], str | None]:
-    """Label → the smallest limit on the run's peak there, and where it was written."""
+def _shown(run: Run, attempt: Attempt, closed: Closed) -> tuple[dict[str, Measured], dict[str, int], str | None]:
+    """Label → the peak that decides; label → the limit that it is held against; and where that was written.
+
+    A budget is held against the whole run, a marker against the test's own part of it: of the two, the one that leaves
+    less room.
+    """
     budget = _budget_on(run, attempt)
+    budget_from = run.settings.places.get("budget", "budget")
     plain = next((m for m in attempt.plan.limits if _is_plain(m)), None)
-    if budget is None and plain is None:
-        return {}, None
-    limits, _, where = checks.tightest(
-        budget,
-        run.settings.places.get("budget", "budget"),
-        Limits(text=plain["text"], each=plain["limit"]) if plain else None,
-        "@max_vram",
-        labels=sorted(closed.run),
-    )
-    shown = {label: size for label in closed.run if (size := limits.of(label)) is not None}
-    return shown, where
+    marker = Limits(text=plain["text"], each=plain["limit"]) if plain else None
+    own = checks.own_of(closed)
+    if budget is None and marker is None:
+        return own, {}, None
+    if budget is None or marker is None or not checks.is_apart(closed):
+        limits, _, where = checks.tightest(budget, budget_from, marker, "@max_vram", labels=sorted(closed.run))
+        limit = {label: size for label in closed.run if (size := limits.of(label)) is not None}
+        return dict(own if budget is None else closed.run), limit, where
+    peak: dict[str, Measured] = dict(closed.run)
+    limit, places = {}, {}
+    for label, whole in closed.run.items():
+        first, second = budget.of(label), marker.of(label)
+        if second is not None and (first is None or second - _upper(own[label]) <= first - _upper(whole)):
+            peak[label], limit[label], places[label] = own[label], second, "@max_vram"
+        elif first is not None:
+            limit[label], places[label] = first, budget_from
+    different = set(places.values())
+    if len(different) == 1:
+        return peak, limit, different.pop()
+    return peak, limit, "; ".join(f"{label}: {place}" for label, place in places.items())
+
+
+def _upper(figure: Measured) -> int:
+    return figure.upper if isinstance(figure, Reading) else figure.at_least or 0
 
 
 def _records(attempt: Attempt, closed: Closed | None) -> list[BackendRecord]:

@@ -112,3 +112,17 @@ def larger(figures: Iterable[Measured]) -> Measured:
         )
     assert best is not None
     return best
+
+
+def rise(peak: Measured, base: Measured) -> Measured:
+    """A peak minus a baseline, never negative; as an interval its ends combine so that the true rise lies between."""
+    if isinstance(peak, Unmeasurable):
+        known = 0 if isinstance(base, Unmeasurable) else (peak.at_least or 0) - base.upper
+        return msgspec.structs.replace(peak, at_least=max(0, known) or None)
+    if isinstance(base, Unmeasurable):
+        reason = f"the baseline could not be measured: {base.reason}"
+        return Unmeasurable(reason=reason, scope=peak.scope, device=peak.device)
+    low, high = max(0, peak.bytes - base.upper), max(0, peak.upper - base.bytes)
+    return msgspec.structs.replace(
+        peak, bytes=low, at_most=high if high != low else None, exact=peak.exact and base.exact
+    )

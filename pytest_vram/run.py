@@ -512,7 +512,7 @@ class Meter:
         assert self._attempt.window is not None
         seen = self._run.call(Peek(window=self._attempt.window))
         assert isinstance(seen, Closed)
-        return seen.run
+        return {label: seen.own.get(label, figure) for label, figure in seen.run.items()}
 
     @property
     def peak(self) -> Measured:
@@ -560,7 +560,7 @@ class Meter:
         finally:
             closed = self._run.call(Close(window=opened.window))
             assert isinstance(closed, Closed)
-            self._readings.extend(closed.run.values())
+            self._readings.extend((closed.own or closed.run).values())
 
     def _figures(self, settle: float) -> Figures:
         figures = self._run.call(Now(window=self._attempt.window, settle=settle), settle + 30)

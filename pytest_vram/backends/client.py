@@ -229,7 +229,7 @@ class _Call:
             finish_reason=said(choice[2]) if choice is not None and choice[2] is not None else None,
             model=said(served) if isinstance(served, str) else self.target.model,
             task=self.task,
-            peak=dict(closed.run) if closed is not None else {},
+            peak=dict(closed.own or closed.run) if closed is not None else {},
             host_use=closed.host_use if closed is not None else None,
             error=str(self.failure) if self.failure is not None else None,
             doubt=figures.doubt,

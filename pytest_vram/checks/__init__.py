@@ -5,7 +5,7 @@ A check that holds returns ``None``. Evidence that does not decide is ``inconclu
 
 from pytest_vram.checks.applied import judge_applied, judge_context, judge_layers, judge_loaded, judge_locked
 from pytest_vram.checks.breakdown import ledger_table
-from pytest_vram.checks.budget import judge_peak, tightest
+from pytest_vram.checks.budget import OWN, is_apart, judge_peak, own_of, scope_of, tightest
 from pytest_vram.checks.evidence import judge_lost, judge_spill, judge_strangers
 from pytest_vram.checks.finding import Finding, Verdict
 from pytest_vram.checks.host import judge_host
@@ -14,8 +14,10 @@ from pytest_vram.checks.reserve import judge_reserve
 from pytest_vram.checks.throughput import judge_rate
 
 __all__ = [
+    "OWN",
     "Finding",
     "Verdict",
+    "is_apart",
     "judge_applied",
     "judge_context",
     "judge_host",
@@ -30,5 +32,7 @@ __all__ = [
     "judge_spill",
     "judge_strangers",
     "ledger_table",
+    "own_of",
+    "scope_of",
     "tightest",
 ]

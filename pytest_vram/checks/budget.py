@@ -13,11 +13,13 @@ from pytest_vram.checks.leftovers import Left, left_in, words
 from pytest_vram.checks.wording import amount, block, device, provenance, surroundings
 from pytest_vram.keeper.messages import Closed
 from pytest_vram.ledger import Ledger
-from pytest_vram.readings import Measured, Reading, Unmeasurable, floor, least
+from pytest_vram.readings import Measured, Reading, Unmeasurable, floor, larger, least, rise
 from pytest_vram.spec import Limits
 from pytest_vram.units import card_hint, mib, with_mib
 
 Scope = Literal["run", "backend", "process", "device"]
+#: Scope of a figure of the run without what other tests held at the same time.
+OWN = "own"
 Over = Literal["total", "baseline"]
 SUM = "sum"
 #: Bucket → what its size follows from, in llama.cpp's words. What each would save is not computed yet.
@@ -35,6 +37,7 @@ _SECTIONS: dict[Verdict, str] = {
     "error": "VRAM over its limit for what earlier tests left behind",
     "inconclusive": "VRAM limit undecided",
 }
+_NOT_AT_ONCE = "need not have fallen at the same moment"
 _NOTHING = "no device was measured in this window"
 
 
@@ -118,8 +121,9 @@ def judge_peak(
     The sum over devices is the sum of their peaks, which need not have fallen at the same moment: it is the memory
     that the cards must have together.
 
-    :param scope: ``run``, ``backend``, ``process`` or ``device``. :param over: ``total``, or ``baseline`` for the
-        rise over what was held when the window opened. :param phase: judge the peak of this phase alone.
+    :param scope: ``run``, ``own`` (the run without what other tests held at the same time), ``backend``, ``process``
+        or ``device``. :param over: ``total``, or ``baseline`` for the rise over what was held when the window opened
+        and what its backends held when it began to use them. :param phase: judge the peak of this phase alone.
     :param ledger: memory breakdown to explain the peak with. :param predicted: the figures are estimates.
     :returns: ``None`` where every limit holds, else one finding for the gravest case whose text has all of them.
     """
@@ -135,9 +139,16 @@ def judge_peak(
     # What fails for the test's own memory comes first, then what fails only for what others left.
     found.sort(key=lambda item: (_ORDER.index(item[0]), -_excess(item[1])))
     verdict, worst = found[0]
-    what = _what(scope, over, phase, predicted)
     parts = [
-        _case_text(v, case, what, limit_from, closed, ledger, _left(closed, case, scope, over, phase))
+        _case_text(
+            v,
+            case,
+            _what(closed, case, scope, over, phase, predicted),
+            limit_from,
+            closed,
+            ledger,
+            _left(closed, case, scope, over, phase),
+        )
         for v, case in found
     ]
     if ledger is not None:
@@ -164,6 +175,7 @@ def _excess(case: _Case) -> int:
 def _figures(closed: Closed, scope: str, over: str, phase: str | None) -> tuple[Mapping[str, Measured], str]:
     tables: dict[str, tuple[dict[str, Measured], dict[str, Measured] | None]] = {
         "run": (closed.run, closed.baseline),
+        OWN: (own_of(closed), closed.baseline),
         "backend": (closed.backend, closed.baseline_backend),
         "process": (closed.process, None),
         "device": (closed.device, None),
@@ -171,7 +183,7 @@ def _figures(closed: Closed, scope: str, over: str, phase: str | None) -> tuple[
     if scope not in tables:
         raise ValueError(f"{scope!r} is not a scope")
     peaks, baselines = tables[scope]
-    problem = _NOTHING if scope == "run" else f"nothing was measured in scope {scope!r}"
+    problem = _NOTHING if scope in ("run", OWN) else f"nothing was measured in scope {scope!r}"
     if phase is not None:
         if phase not in closed.phases:
             seen = ", ".join(closed.phases) or "none"
@@ -180,11 +192,34 @@ def _figures(closed: Closed, scope: str, over: str, phase: str | None) -> tuple[
         problem = f"nothing was measured in phase {phase!r}"
     if over == "total":
         return peaks, problem
-    return {label: _rise(label, peak, baselines, scope) for label, peak in peaks.items()}, problem
+    before: Mapping[str, Measured] = {}
+    if phase is None:
+        before = {"run": closed.risen, OWN: closed.risen, "backend": closed.risen_backend}.get(scope, {})
+    rises = {label: _rise(label, peak, baselines, scope) for label, peak in peaks.items()}
+    return {label: larger([rise, before[label]]) if label in before else rise for label, rise in rises.items()}, problem
+
+
+def own_of(closed: Closed) -> dict[str, Measured]:
+    """Label → peak of the test's own processes and backends, which is the run's where nothing else is known."""
+    return {label: closed.own.get(label, figure) for label, figure in closed.run.items()}
+
+
+def is_apart(closed: Closed) -> bool:
+    """Whether the run's peaks contain memory of other tests that ran at the same time, which the test's own do not."""
+    return any(_ends(figure) != _ends(closed.run[label]) for label, figure in own_of(closed).items())
+
+
+def scope_of(closed: Closed, scope: str) -> str:
+    """What a marker's scope is judged by: ``run`` is the test's own part of the run, where that is another figure."""
+    return OWN if scope == "run" and is_apart(closed) else scope
+
+
+def _ends(figure: Measured) -> tuple[int | None, int | None]:
+    return (figure.bytes, figure.upper) if isinstance(figure, Reading) else (figure.at_least, None)
 
 
 def _rise(label: str, peak: Measured, baselines: Mapping[str, Measured] | None, scope: str) -> Measured:
-    """Peak minus baseline as an interval: ends combine so that the true rise lies between."""
+    """Peak minus baseline, as an interval."""
     if baselines is None:
         return Unmeasurable(reason=f"scope {scope!r} has no baseline: use over='total', or scope 'run' or 'backend'")
     base = baselines.get(label)
@@ -193,15 +228,7 @@ def _rise(label: str, peak: Measured, baselines: Mapping[str, Measured] | None, 
         base = Reading(bytes=0, source="none", scope=scope, device=label, exact=True) if scope == "backend" else None
     if base is None:
         return Unmeasurable(reason=f"no baseline of {label} was read when the window opened", device=label)
-    if isinstance(peak, Unmeasurable):
-        known = 0 if isinstance(base, Unmeasurable) else (peak.at_least or 0) - base.upper
-        return msgspec.structs.replace(peak, at_least=max(0, known) or None)
-    if isinstance(base, Unmeasurable):
-        return Unmeasurable(reason=f"the baseline could not be measured: {base.reason}", device=label)
-    low, high = max(0, peak.bytes - base.upper), max(0, peak.upper - base.bytes)
-    return msgspec.structs.replace(
-        peak, bytes=low, at_most=high if high != low else None, exact=peak.exact and base.exact
-    )
+    return rise(peak, base)
 
 
 def _cases(limits: Limits, figures: Mapping[str, Measured], problem: str) -> list[_Case]:
@@ -243,7 +270,7 @@ def _sum(figures: Mapping[str, Measured], problem: str) -> Measured:
         device=SUM,
         exact=exact,
         missed=next((one.missed for one in figures.values() if isinstance(one, Reading) and one.missed), None),
-        note=f"sum of the peaks of {', '.join(figures)}" if len(figures) > 1 else None,
+        note=f"sum of the peaks of {_and(list(figures))}, which {_NOT_AT_ONCE}" if len(figures) > 1 else None,
     )
 
 
@@ -275,17 +302,33 @@ def _verdict(case: _Case, closed: Closed, left: Left) -> Verdict | None:
 # ---------------------------------------------------------------- words
 
 
-def _what(scope: str, over: str, phase: str | None, predicted: bool) -> str:
+def _and(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _what(closed: Closed, case: _Case, scope: str, over: str, phase: str | None, predicted: bool) -> str:
     if predicted:
         return f"{PREDICTED} memory of the test's backends" + (f" in phase {phase!r}" if phase else "")
     words = "rise over the baseline" if over == "baseline" else "peak"
+    labels = list(_figures(closed, scope, over, phase)[0]) if case.device == SUM else []
+    if len(labels) > 1:
+        words = "sum of the rises over the baseline" if over == "baseline" else "sum of the peaks"
     whose = {
         "run": "of this run",
+        OWN: "of this test (its own processes and backends)",
         "backend": "of the test's backends",
         "process": "of the test's own process",
         "device": "of the whole device, everyone included",
     }[scope]
-    return f"{words} {whose}" + (f" in phase {phase!r}" if phase else "")
+    where = f" on {_and(labels)}, which {_NOT_AT_ONCE}," if len(labels) > 1 else ""
+    return f"{words} {whose}" + (f" in phase {phase!r}" if phase else "") + where
+
+
+def _left_out(case: _Case, closed: Closed) -> str:
+    """What a figure of the test's own does not contain."""
+    whole = _sum(closed.run, _NOTHING) if case.device == SUM else closed.run.get(case.device)
+    held = f"; the peak of the whole run is {amount(whole)}" if isinstance(whole, Reading) else ""
+    return f"what other tests held at the same time in other workers and in backends of theirs{held}"
 
 
 def _case_text(
@@ -307,6 +350,8 @@ def _case_text(
             rows.append(("what settles it", "a device or source that can be read here: `vram doctor` says what can"))
         return block(f"The {what} could not be measured, so the limit {with_mib(limit)} is undecided.", rows)
     rows.append(("reading", provenance(figure)))
+    if figure.scope == OWN:
+        rows.append(("left out", _left_out(case, closed)))
     if verdict == "failed":
         more = "" if figure.upper == figure.bytes and not figure.missed else "at least "
         title = f"The {what} is {amount(figure)}, {more}{mib(figure.bytes - limit)} over the limit {with_mib(limit)}"

@@ -104,8 +104,6 @@ def residue(one: Residue, *, became: bool = False) -> str:
     return ", ".join(parts)
 
 
-
-
 def surroundings(closed: Closed, label: str | None) -> list[tuple[str, str]]:
     """What else a reader must know of a window: who held the memory, what overlapped, what went wrong."""
     rows: list[tuple[str, str]] = []

@@ -15,10 +15,16 @@ from pytest_vram.readings import larger as larger_figure
 _MOST_SHARES = 20
 
 
+def joined(*notes: str | None) -> str | None:
+    """Notes as one, each sentence of them once."""
+    sentences = (sentence for note in notes if note for sentence in note.split("; "))
+    return "; ".join(dict.fromkeys(sentences)) or None
+
+
 def doubted(figures: dict[str, Measured], doubts: list[str]) -> dict[str, Measured]:
     """The figures with reasons why something may be missing in them."""
     return {
-        label: msgspec.structs.replace(figure, exact=False, note="; ".join(filter(None, [figure.note, *doubts])))
+        label: msgspec.structs.replace(figure, exact=False, note=joined(figure.note, *doubts))
         if isinstance(figure, Reading)
         else figure
         for label, figure in figures.items()
@@ -35,7 +41,7 @@ def larger_of(one: Measured, two: Measured) -> Measured:
         sampled = [figure for figure in (one, two) if not figure.exact]
         found = msgspec.structs.replace(
             found,
-            note="; ".join(dict.fromkeys(filter(None, notes))) or None,
+            note=joined(*notes),
             interval_ms=found.interval_ms or sampled[0].interval_ms,
             samples=found.samples or sampled[0].samples,
         )
@@ -43,9 +49,10 @@ def larger_of(one: Measured, two: Measured) -> Measured:
 
 
 def with_boot(run: Measured | None, boot: Measured, label: str) -> tuple[bool, Measured]:
-    """The run's peak with a backend's boot peak, and whether the boot decided it."""
+    """The peak of the run, or of a test's part of it, with a backend's boot peak, and whether the boot decided it."""
     if isinstance(boot, Reading):
-        boot = msgspec.structs.replace(boot, scope="run", note="; ".join(filter(None, [f"boot of {label}", boot.note])))
+        scope = run.scope if isinstance(run, Reading) else "run"
+        boot = msgspec.structs.replace(boot, scope=scope, note=joined(f"boot of {label}", boot.note))
     if run is None:
         return True, boot
     figure = larger_of(run, boot)

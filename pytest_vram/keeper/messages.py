@@ -340,11 +340,16 @@ class Closed(_Message, frozen=True, kw_only=True):
     """What a window saw; every table is device label → figure.
 
     :ivar run: peak over everything of this run (contract "What is counted"), boot peaks of used backends included.
+    :ivar own: the same without what certainly belongs to other tests that ran at the same time: other workers' pytest
+        processes with what they started, and backends that this window does not use. Where nothing does, or a device
+        does not say who holds its memory, it is the same figure.
     :ivar backend: peak of the window's backends alone, boot peaks included.
     :ivar process: peak of the test's own process.
     :ivar device: peak of the whole device, everyone included.
-    :ivar baseline: what the run held when the window opened (scope ``run``).
-    :ivar baseline_backend: the same for the window's backends.
+    :ivar baseline: what ``own`` was when the window opened, with what each backend of the window held when the window
+        began to use it; without those that ended. :ivar baseline_backend: the same for the window's backends.
+    :ivar risen: how far ``own`` was above ``baseline`` before that was moved for another backend, where it was.
+    :ivar risen_backend: the same for the window's backends.
     :ivar host: peak host memory of the process trees of the window's backends, boot included.
     :ivar phases: phase name → label → peak, of boots and of phase windows inside this one.
     :ivar boot: true where a boot peak decided ``run``.
@@ -364,11 +369,14 @@ class Closed(_Message, frozen=True, kw_only=True):
     t0: int
     t1: int
     run: dict[str, Measured] = {}
+    own: dict[str, Measured] = {}
     backend: dict[str, Measured] = {}
     process: dict[str, Measured] = {}
     device: dict[str, Measured] = {}
     baseline: dict[str, Measured] = {}
     baseline_backend: dict[str, Measured] = {}
+    risen: dict[str, Measured] = {}
+    risen_backend: dict[str, Measured] = {}
     host: Measured | None = None
     phases: dict[str, dict[str, Measured]] = {}
     boot: bool = False

@@ -163,6 +163,7 @@ class Servers:
             server = self._by_key.get(key)
         if server is None or server.state != "ready" or not server.alive():
             self._refuse_both(plan, window)
+            self._expect(key, window)
             task = self._booting.get(key)
             if task is None:
                 fresh = True
@@ -176,10 +177,21 @@ class Servers:
                 if task.cancelled():
                     raise BootFailed(f"Backend {plan.name!r} was stopped before it started.") from None
                 raise
+            finally:
+                if window is not None:
+                    window.awaits.discard(key)
         if window is not None and server.label not in window.servers:
             self._core.boundary()
             self._windows.use(window, server)
         return server.running(self._pids(server), fresh)
+
+    def _expect(self, key: str, window: Window | None) -> None:
+        """A window waits for the start of the server with this key: what starts for it is its own."""
+        if window is not None:
+            window.awaits.add(key)
+            for server in self._starting.values():
+                if server.key == key:
+                    self._windows.expect(window, server)
 
     async def _look_after(self, server: Server) -> None:
         """A server that let a request time out is asked how it is; one that hangs is ended and a fresh one starts."""
@@ -211,6 +223,7 @@ class Servers:
         core = self._core
         server = self._new(plan)
         self._starting[server.label] = server
+        self._windows.starts(server)
         try:
             await Boot(core, server).run()
         except VramError as error:

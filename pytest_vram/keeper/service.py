@@ -373,6 +373,7 @@ class Service:
                 raise KeeperError(f"There is no process {hello.pid} with that start time here.")
             self.core.members.adopt(hello.pid, PYTEST)
             if hello.role == "worker":
+                self.core.members.workers.add(hello.pid)
                 self._workers[hello.pid] = hello.start_time
                 self.servers.workers = len(self._workers)
             self.core.boundary()
@@ -449,7 +450,7 @@ class Service:
             if turns is not None:
                 turns.release()
         if request.record:
-            own = {"window": window.number, "peaks": closed.run, "host_use": closed.host_use}
+            own = {"window": window.number, "peaks": closed.own, "host_use": closed.host_use}
             self.core.log("request", **{**_plain(request.record), **own})
         return closed
 

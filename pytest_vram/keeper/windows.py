@@ -10,6 +10,7 @@ import msgspec
 
 from pytest_vram.errors import KeeperError
 from pytest_vram.keeper.admission import Admission, Ask, Ticket
+from pytest_vram.keeper.baselines import Baseline
 from pytest_vram.keeper.core import Core, sampling
 from pytest_vram.keeper.figures import agree, doubted, larger_of, merge, shares, spilled, when, with_boot
 from pytest_vram.keeper.holders import held_by
@@ -21,8 +22,8 @@ from pytest_vram.keeper.room import Room
 from pytest_vram.keeper.server import Server
 from pytest_vram.keeper.settling import TOLERANCE, Settling
 from pytest_vram.keeper.strangers import Strangers
-from pytest_vram.measure import PYTEST, TEST, Span
-from pytest_vram.readings import Measured, Reading
+from pytest_vram.measure import PYTEST, TEST, UNKNOWN, Span
+from pytest_vram.readings import Measured
 from pytest_vram.units import mib
 
 _KINDS = ("test", "phase", "request")
@@ -36,9 +37,10 @@ class Window:
     """An open window. ``holder`` is the connection that opened it.
 
     :ivar holding: who held what had come during earlier tests when it was opened, and ``running`` which of them still
-        ran. :ivar counted: its count of page faults and swap of its backends. :ivar waited: seconds before it was
-        opened, for what ``waited_for`` says. :ivar quick: short tests share it; ``follows`` is the name of the one before
-        in that process, whose tests' memory may have been seen late.
+        ran. :ivar counted: its count of page faults and swap of its backends. :ivar awaits: keys of backends that it
+        waits for. :ivar waited: seconds before it was opened, for what ``waited_for`` says. :ivar quick: short tests
+        share it; ``follows`` is the name of the one before in that process, whose tests' memory may have been seen
+        late.
     """
 
     def __init__(
@@ -52,8 +54,9 @@ class Window:
         self.span = span
         self.exclusive = False
         self.servers: dict[str, Server] = dict(parent.servers) if parent else {}
-        self.baseline: dict[str, Measured] = {}
-        self.baseline_backend: dict[str, Measured] = {}
+        self.baseline = Baseline({})
+        self.baseline_backend = Baseline({})
+        self.awaits: set[str] = set()
         self.phases: dict[str, dict[str, Measured]] = {}
         self.overlapped: dict[str, None] = {}
         self.deaths: list[str] = []
@@ -217,9 +220,10 @@ class Windows:
         window.waited_for = ticket.waited_for if ticket is not None else []
         window.exclusive = exclusive
         window.quick = quick
-        window.baseline = core.timeline.held("run")
+        parts = self._parts(span) if kind == "test" and not quick else {}
+        window.baseline = Baseline(core.timeline.held_own(span), parts)
         if span.owners:
-            window.baseline_backend = core.timeline.held("backend", span.owners)
+            window.baseline_backend = Baseline(core.timeline.held("backend", span.owners))
         if kind == "test":
             if ticket is not None:
                 self._tickets[window.number] = ticket
@@ -251,6 +255,38 @@ class Windows:
                 if len(one.overlapped) < _MOST_OVERLAPPED:
                     one.overlapped[two.name] = None
 
+    def _parts(self, span: Span) -> dict[str, dict[str, Measured]]:
+        """Backend → what it holds now, of those that count for this span."""
+        timeline = self._core.timeline
+        backends = self._living() - timeline.apart(span)
+        return {label: timeline.held("backend", frozenset({label})) for label in backends}
+
+    def _living(self) -> set[str]:
+        """Backends that have processes."""
+        return {member.owner for member in self._core.members.all()} - {PYTEST, TEST, UNKNOWN}
+
+    def expect(self, window: Window, server: Server) -> None:
+        """A server starts for a window, and what is open inside it. Call before it has a process."""
+        self._core.boundary()
+        for inner in self._open.values():
+            if self._within(inner, window) and server.label not in inner.span.boots:
+                self._moves(inner)
+                inner.span.boots |= {server.label}
+
+    def starts(self, server: Server) -> None:
+        """A server is about to start: for every window that waits for one with its key."""
+        for window in [window for window in self._open.values() if server.key in window.awaits]:
+            self.expect(window, server)
+
+    def _moves(self, window: Window) -> None:
+        """The baselines of a window are about to move."""
+        timeline = self._core.timeline
+        if window.kind != "test" or (window.span.boots - window.servers.keys()) & self._living():
+            # While a backend starts, the peaks are those of its boot.
+            return
+        window.baseline.moves(timeline.peaks(window.span, "own"))
+        window.baseline_backend.moves(timeline.peaks(window.span, "backend"))
+
     def use(self, window: Window, server: Server) -> None:
         """Let a window, and what is open inside it, use a server from now on. Call at a boundary."""
         for inner in self._open.values():
@@ -259,13 +295,14 @@ class Windows:
                 if (ticket := self._tickets.get(inner.number)) is not None:
                     self.admission.used(ticket, server.key)
                 timeline = self._core.timeline
+                if server.label not in inner.span.boots:
+                    # Of one that started for it, the peaks until now are those of the boot.
+                    self._moves(inner)
                 timeline.use(inner.span, (server.label,))
                 self.host_uses.use(inner.counted, inner.span.owners)
-                for label, figure in timeline.held("backend", frozenset({server.label})).items():
-                    before = inner.baseline_backend.get(label)
-                    if isinstance(before, Reading) and isinstance(figure, Reading):
-                        figure = msgspec.structs.replace(before, bytes=before.bytes + figure.bytes)
-                    inner.baseline_backend[label] = figure
+                holds, living = timeline.held("backend", frozenset({server.label})), self._living()
+                inner.baseline.use(server.label, holds, living)
+                inner.baseline_backend.use(server.label, holds, living)
 
     @staticmethod
     def _within(inner: Window | None, window: Window) -> bool:
@@ -336,7 +373,7 @@ class Windows:
         if not self._open:
             self.strangers.forget()
         if window.kind == "phase" and window.parent is not None:
-            merge(window.parent.phases, window.name, closed.run)
+            merge(window.parent.phases, window.name, closed.own)
         fields: dict[str, Any] = {
             "event": "close",
             "window": window.number,
@@ -380,7 +417,7 @@ class Windows:
     def _closed(self, window: Window, t: int) -> Closed:
         timeline = self._core.timeline
         span = window.span
-        run = timeline.peaks(span, "run")
+        run, own = timeline.peaks(span, "run"), timeline.peaks(span, "own")
         backend = timeline.peaks(span, "backend")
         host = timeline.host_peak(span)
         phases = {name: dict(peaks) for name, peaks in window.phases.items()}
@@ -393,6 +430,7 @@ class Windows:
                     backend[label] = larger_of(backend[label], peak) if label in backend else peak
                     decided, figure = with_boot(run.get(label), peak, server.label)
                     run[label] = figure
+                    own[label] = with_boot(own.get(label), peak, server.label)[1]
                     boot = boot or decided
                     if decided:
                         booted.add(label)
@@ -404,7 +442,7 @@ class Windows:
                         merge(phases, phase.name, phase.peak)
         doubts = [server.doubt for server in window.servers.values() if server.doubt is not None]
         if doubts:
-            run, backend = doubted(run, doubts), doubted(backend, doubts)
+            run, own, backend = (doubted(figures, doubts) for figures in (run, own, backend))
             phases = {name: doubted(peaks, doubts) for name, peaks in phases.items()}
         trouble = [*doubts, *(sentence for sentence in (self._core.journal_trouble,) if sentence is not None)]
         lost = span.lost
@@ -413,11 +451,14 @@ class Windows:
             t0=span.t,
             t1=t,
             run=run,
+            own=own,
             backend=backend,
             process=timeline.peaks(span, "process"),
             device=timeline.peaks(span, "device"),
-            baseline=window.baseline,
-            baseline_backend=window.baseline_backend,
+            baseline=window.baseline.held,
+            baseline_backend=window.baseline_backend.held,
+            risen=window.baseline.risen,
+            risen_backend=window.baseline_backend.risen,
             host=host,
             phases=phases,
             boot=boot,

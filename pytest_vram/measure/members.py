@@ -112,6 +112,8 @@ class Members:
         self._looked = procfs.boot_clock()
         self._oldest: int | None = None
         self.nested: set[int] = set()
+        #: Pytest processes that run tests for a controller (xdist workers), also those that have ended.
+        self.workers: set[int] = set()
         self.joined: list[Member] = []
         self.left: list[Member] = []
         #: Members that had lived for a while before they were found, since :meth:`clear_ended`.

@@ -9,6 +9,7 @@ process has an exact mark, or an upper end that is true for longer than was aske
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
@@ -132,7 +133,7 @@ class Peak:
             return
         self._seen = True
         low = max(sums.held, sums.top)
-        if low > self._low:
+        if low > self._low or (low and low == self._low and not self.at):
             self._low, self.since, self.at = low, since, at
         self._high = max(self._high, self._low, sums.most)
         self._exact = self._exact and sums.exact
@@ -141,6 +142,10 @@ class Peak:
         for name in sums.ended:
             if len(self._ended) < 3 and name not in self._ended:
                 self._ended.append(name)
+
+    def copy(self) -> Peak:
+        """The same peak so far, which goes its own way from now on."""
+        return copy.deepcopy(self)
 
     @property
     def fault(self) -> str | None:
@@ -236,9 +241,11 @@ class Span:
     """What one window sees while it is open. Every table is keyed by the device's label.
 
     :ivar t: when it was opened. :ivar owners: backends (``name#generation``) that it uses; may grow.
-    :ivar pid: pytest process that it belongs to, for the scope ``process``.
+    :ivar pid: pytest process that it belongs to, for the scopes ``process`` and ``own``.
+    :ivar boots: backends that start for it: their memory is not other tests', though it cannot use them yet.
     :ivar run: peaks of the whole run; ``backend``, ``process``, ``device`` likewise. ``run[label].since`` and ``.at``
-        say when the lower end was reached. :ivar host: peak host memory of the backends.
+        say when the lower end was reached. :ivar own: peaks of the run without what certainly belongs to other tests;
+        of a device that is not in it, it is the run's. :ivar host: peak host memory of the backends.
     :ivar shares: (label, PID) → the most that one process of the run held; pytest's own too, where they count.
     :ivar strangers: (label, PID) → what a process that is not of this run held, as far as the device lists it.
     :ivar unlisted: label → what no listed process holds, where that can be told.
@@ -255,7 +262,9 @@ class Span:
         self.ticks = ticks
         self.owners: frozenset[str] = frozenset(owners)
         self.pid = pid
+        self.boots: frozenset[str] = frozenset()
         self.run: dict[str, Peak] = {}
+        self.own: dict[str, Peak] = {}
         self.backend: dict[str, Peak] = {}
         self.process: dict[str, Peak] = {}
         self.device: dict[str, Peak] = {}

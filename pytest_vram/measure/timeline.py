@@ -14,8 +14,10 @@ epochs short, so that the upper end follows the samples closely.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from statistics import median
+
+import msgspec
 
 from pytest_vram.measure.floors import Floors
 from pytest_vram.measure.line import STALE, Line
@@ -34,6 +36,7 @@ _SELDOM = 250_000_000
 #: Nanoseconds, and wanted intervals, without a read from which on samples say nothing of that time.
 _BLIND, _BLIND_INTERVALS = 500_000_000, 50
 
+_NOT_APART = "the device does not say who holds its memory: what other tests held at the same time is in it"
 _NESTED = "another run of this plugin goes on within this one and sets high-water marks back as well"
 
 
@@ -189,7 +192,7 @@ class Timeline:
         doubt = line.last.doubt
         doubts = (doubt,) if doubt is not None else ()
         if not line.per_process:
-            if scope == "run":
+            if scope in ("run", "own"):
                 return line.whole(rise=True)._replace(doubts=doubts)
             if scope == "backend" and owners:
                 return self._of_whole_device(line, owners)._replace(doubts=doubts)
@@ -201,7 +204,9 @@ class Timeline:
             pids = self._everyone(line) + [
                 member.pid for member in self._late(line) if everyone or member.owner != PYTEST
             ]
-            return line.group(pids, ended)._replace(doubts=doubts + self._doubts())
+            return line.group(pids, ended)._replace(doubts=doubts + self._doubts(members.late, members.nested))
+        if scope == "own":
+            return self._sum_own(line, owners, pid, doubts)
         if scope == "backend":
             if not owners:
                 return Sums()
@@ -209,6 +214,37 @@ class Timeline:
             pids = members.group(owners) + [member.pid for member in self._late(line) if member.owner in owners]
             return line.group(pids, ended)._replace(doubts=doubts + self._unclaimed())
         return line.group([pid] if pid is not None else [])._replace(doubts=doubts)
+
+    def _sum_own(self, line: Line, apart: frozenset[str], pid: int | None, doubts: tuple[str, ...]) -> Sums:
+        """The run without these backends, and without pytest processes of other workers and what comes from them.
+
+        What cannot be told to be of other tests counts: orphans that hide where they came from, and whatever the
+        controller holds.
+        """
+        members, everyone = self.members, line.probe.counts_pytest
+        roots = members.workers - {pid}
+
+        def counts(member: Member) -> bool:
+            if member.owner in (PYTEST, TEST):
+                return member.root not in roots and (everyone or member.owner != PYTEST)
+            return member.owner not in apart
+
+        ended = [member for member in members.ended() if counts(member)]
+        mine = [member.pid for member in [*members.all(), *ended, *self._late(line)] if counts(member)]
+        late = [member for member in members.late if counts(member)]
+        nested = members.nested.intersection(mine)
+        return line.group(dict.fromkeys(mine), ended)._replace(doubts=doubts + self._doubts(late, nested))
+
+    def apart(self, span: Span) -> frozenset[str]:
+        """Backends that certainly belong to other tests: another window uses them, or nobody does."""
+        if len(self.members.workers) < 2:
+            return frozenset()
+        mine = span.owners | span.boots
+        return frozenset(member.owner for member in self.members.all()) - mine - {PYTEST, TEST, UNKNOWN}
+
+    def _is_apart(self, span: Span) -> bool:
+        """Whether there may be anything that belongs to other tests than the span's."""
+        return span.pid is not None and not self.members.workers <= {span.pid}
 
     def _late(self, line: Line) -> list[Member]:
         """Members that ended at a read before, and whose last figure came with this read."""
@@ -222,13 +258,13 @@ class Timeline:
             if member.pid in processes and member.pid not in ended and members.get(member.pid) is None
         ]
 
-    def _doubts(self) -> tuple[str, ...]:
+    def _doubts(self, late: Iterable[Member], nested: Collection[int]) -> tuple[str, ...]:
         """Why the run may hold, or have held, more than its processes show."""
         found = [
             f"{named(member)} had left the process tree and was found late: what it held before is not known"
-            for member in self.members.late
+            for member in late
         ]
-        if self.members.nested:
+        if nested:
             found.append(_NESTED)
         return tuple(found)
 
@@ -259,10 +295,37 @@ class Timeline:
                 span.others(line.label, last.others, (), opening=True)
             if line.unlisted is not None:
                 span.hidden(line.label, line.unlisted)
+            if line.read_at:
+                self._fold_opening(span, line)
         self._spans.add(span)
         self._refresh()
         self.on_open()
         return span
+
+    def _fold_opening(self, span: Span, line: Line) -> None:
+        """What is held at the opening is held in the span, though it may be gone at the first read.
+
+        No moment is set: a later read that is as large has one that is within the span.
+        """
+        label, sources = line.label, line.sources
+        found = [
+            (span.run, self._sums(line, "run", frozenset())),
+            (span.device, self._sums(line, "device", frozenset())),
+        ]
+        if self._is_apart(span) and line.per_process:
+            found.append((span.own, self._sums(line, "own", self.apart(span), span.pid)))
+        if span.owners:
+            found.append((span.backend, self._sums(line, "backend", span.owners)))
+        if span.pid is not None and line.per_process:
+            found.append((span.process, self._sums(line, "process", frozenset(), span.pid)))
+        for table, sums in found:
+            if sums.fault is None:
+                _of(table, label).fold(_at_opening(sums), sources, 0, 0)
+        counted = line.probe.counts_pytest
+        for pid, figure in line.last.processes.items():
+            member = self.members.get(pid)
+            if member is not None and (counted or member.owner != PYTEST):
+                span.hold(label, member, figure.held)
 
     @property
     def busy(self) -> bool:
@@ -272,6 +335,14 @@ class Timeline:
     def use(self, span: Span, owners: Iterable[str]) -> None:
         """Let a span use these backends from now on. Call :meth:`boundary` first."""
         span.owners = span.owners | frozenset(owners)
+        for line in self._all:
+            sums = self._sums(line, "backend", span.owners)
+            if not line.read_at or sums.fault is not None:
+                continue
+            if line in self._lines:
+                _of(span.backend, line.label).fold(_at_opening(sums), line.sources, 0, 0)
+            if line is self._host:
+                span.host.fold(_at_opening(sums), line.sources, 0, 0)
         self._refresh()
 
     def _refresh(self) -> None:
@@ -293,6 +364,11 @@ class Timeline:
         elif line not in self._lines:
             return
         label, last = line.label, line.last
+        if self._is_apart(span) and (line.per_process or label in span.own):
+            if label not in span.own:
+                # Until now nobody was there but the span's own.
+                span.own[label] = _of(span.run, label).copy()
+            span.own[label].fold(self._sums(line, "own", self.apart(span), span.pid), sources, since, at)
         _of(span.run, label).fold(self._sums(line, "run", frozenset()), sources, since, at)
         _of(span.device, label).fold(self._sums(line, "device", frozenset()), sources, since, at)
         if span.owners:
@@ -350,23 +426,30 @@ class Timeline:
         return rate
 
     def peaks(self, span: Span, scope: str) -> dict[str, Measured]:
-        """Peaks of a span by device label, for ``run``, ``backend``, ``process`` or ``device``."""
+        """Peaks of a span by device label, for ``run``, ``own``, ``backend``, ``process`` or ``device``.
+
+        Where nobody but the span's own test was there, or the device does not say who was, ``own`` is the run's.
+        """
         rate = self.rate(span)
         table: dict[str, Peak] = getattr(span, scope)
         found: dict[str, Measured] = {}
         for line in self._lines:
             label = line.label
-            peak = table.get(label)
+            peak, whose = table.get(label), scope
+            if peak is None and scope == "own":
+                peak, whose = span.run.get(label), "run"
             if peak is None:
-                if scope == "run":
-                    peak = Peak()
-                else:
+                if whose != "run":
                     continue
+                peak = Peak()
             source = line.sources.device if scope == "device" else None
             nothing = NOTHING_SEEN
             if line.probe.counts_pytest:
                 nothing = NOT_ON_IT if scope == "process" else NONE_ON_IT
-            found[label] = peak.reading(line.probe, scope, rate, source=source, nothing=nothing)
+            figure = peak.reading(line.probe, whose, rate, source=source, nothing=nothing)
+            if scope == "own" and whose == "run" and self._is_apart(span) and isinstance(figure, Reading):
+                figure = msgspec.structs.replace(figure, note="; ".join(filter(None, (figure.note, _NOT_APART))))
+            found[label] = figure
         return found
 
     def spill(self, span: Span) -> dict[str, Measured]:
@@ -397,15 +480,21 @@ class Timeline:
         """What ``run`` or the backends ``owners`` held at the last read, in the terms of peaks (for a baseline)."""
         return self._current(scope, owners, "held")
 
+    def held_own(self, span: Span) -> dict[str, Measured]:
+        """What the run held at the last read without what certainly belongs to other tests than this span's."""
+        if not self._is_apart(span):
+            return self.held("run")
+        return self._current("own", self.apart(span), "held", span.pid)
+
     def now(self, scope: str, owners: frozenset[str] = frozenset()) -> dict[str, Measured]:
         """What ``run`` or the backends ``owners`` hold for good at the last read (for idle memory)."""
         return self._current(scope, owners, "now")
 
-    def _current(self, scope: str, owners: frozenset[str], which: str) -> dict[str, Measured]:
+    def _current(self, scope: str, owners: frozenset[str], which: str, pid: int | None = None) -> dict[str, Measured]:
         found: dict[str, Measured] = {}
         for line in self._lines:
             label, sources = line.label, line.sources
-            sums = self._sums(line, scope, owners)
+            sums = self._sums(line, scope, owners, pid)
             if sums.fault is not None:
                 found[label] = Unmeasurable(reason=sums.fault, scope=scope, device=label)
                 continue
@@ -435,6 +524,11 @@ def _of(table: dict[str, Peak], label: str) -> Peak:
     if found is None:
         found = table[label] = Peak()
     return found
+
+
+def _at_opening(sums: Sums) -> Sums:
+    """A read that was just before: its marks and its troubles are of the time before."""
+    return sums._replace(top=0, most=sums.held, ended=(), disturbed=False, doubts=())
 
 
 def _nobody(line: Line) -> str:

@@ -45,8 +45,10 @@ class TestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt at one test.
 
     :ivar nodeid: key of the test; tests of the shipped suite are ``pytest_vram_specs.module::test`` everywhere.
-    :ivar peak: label → peak that was judged. :ivar limit: label → smallest limit, with its origin in
-        ``limit_from``.
+    :ivar peak: label → peak that was judged: the run's where a budget decides, else ``own``. :ivar limit: label →
+        smallest limit, with its origin in ``limit_from``.
+    :ivar own: label → peak of the run without what other tests held at the same time.
+    :ivar baseline: label → what ``own`` was when it began, with what its backends held when it began to use them.
     :ivar process: label → peak of the test's own process, where that is known.
     :ivar backends: ``name#generation`` of the backends that it used.
     :ivar device: label → peak of the whole device, everyone included. :ivar allocators: torch's, in the test's own
@@ -63,6 +65,7 @@ class TestRecord(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
     seconds: float
     peak: dict[str, Measured] = {}
+    own: dict[str, Measured] = {}
     baseline: dict[str, Measured] = {}
     process: dict[str, Measured] = {}
     host: Measured | None = None

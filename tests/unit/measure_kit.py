@@ -16,8 +16,8 @@ class PaperMembers(Members):
     def scan(self, *, look: bool = True) -> None:
         """Nothing to look at."""
 
-    def join(self, pid: int, owner: str = TEST) -> None:
-        self._add(Member(Stat(pid, f"p{pid}", "S", 1, pid, 0, pid), owner))
+    def join(self, pid: int, owner: str = TEST, root: int | None = None) -> None:
+        self._add(Member(Stat(pid, f"p{pid}", "S", 1, pid, 0, pid), owner, root=root))
 
 
 class PaperProbe:
