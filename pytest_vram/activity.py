@@ -169,6 +169,9 @@ class Activity:
         self._next: pytest.Item | None = None
         self._present: Quick | None = None
         self._calling = False
+        self._session: pytest.Session | None = None
+        self._serial: bool | None = None
+        self.shared.serial = self._some_are_serial
         run.opening = self._own_window
 
     # ------------------------------------------------------------ collection
@@ -209,6 +212,7 @@ class Activity:
         """
         if self.run.is_copy:
             return
+        self._session = item.session
         # Of an attempt before, of whose teardown nobody made a report.
         self._leave(item)
         plan = self._plan(item)
@@ -223,7 +227,9 @@ class Activity:
                 self._begin(item, plan)
             else:
                 self.shared.close()
-                item.stash[ATTEMPT] = self.run.begin(key_of(item), plan, judged=self._judges)
+                attempt = item.stash[ATTEMPT] = self.run.begin(key_of(item), plan, judged=self._judges)
+                if self.run.predicted and attempt.window is None:
+                    self._unmeasured(attempt)
         except VramError as error:
             raise failure(error) from None
 
@@ -234,7 +240,7 @@ class Activity:
 
     def _is_quick(self, plan: Plan) -> bool:
         """Whether a test asks for nothing, so that it needs no window of its own."""
-        return not (plan.takes_part or plan.errors or plan.may_fail or self.run.predicted)
+        return not (plan.takes_part or plan.errors or (plan.may_fail and self._judges) or self.run.predicted)
 
     def _begin(self, item: pytest.Item, plan: Plan) -> None:
         """A test that asks for nothing begins: in the shared window where it is judged, at the gate in any case."""
@@ -245,6 +251,23 @@ class Activity:
             self.run.open(attempt)
         elif attempt.judged:
             self._present = self.shared.begin(attempt, item.nodeid, item.location)
+
+    def _unmeasured(self, attempt: Attempt) -> None:
+        """A test without a window begins, beside no test of this run that wants to be alone."""
+        if not self._some_are_serial():
+            return
+        if not attempt.plan.serial:
+            attempt.gated = self.shared.enter(judged=False)
+        if not attempt.gated:
+            self.run.open(attempt)
+            self.run.end(attempt, {})  # it needs the admission, which lasts, and no figures
+
+    def _some_are_serial(self) -> bool:
+        """Whether some test of this run wants to be alone; every process of it sees all of them."""
+        if self._serial is None:
+            items = self._session.items if self._session is not None else []
+            self._serial = any(self._plan(item).serial for item in items)
+        return self._serial
 
     def _own_window(self, attempt: Attempt) -> None:
         """An attempt is about to get a window of its own, maybe in the middle of a test that had none."""

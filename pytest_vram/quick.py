@@ -22,7 +22,7 @@ import msgspec
 
 from pytest_vram.blame import Blamed, Location, Outside, Quick, blamed, everyone
 from pytest_vram.checks.finding import Finding
-from pytest_vram.errors import KeeperError, KeeperLost
+from pytest_vram.errors import KeeperError, KeeperLost, KeeperUnavailable
 from pytest_vram.judging import Judgement, broken, judge
 from pytest_vram.keeper import Promise
 from pytest_vram.keeper.messages import Close, Closed, Open, Opened
@@ -111,7 +111,7 @@ class Shared:
     """The window that short tests share, in one pytest process.
 
     :param interval: nanoseconds after which it is closed. :param clock: monotonic nanoseconds.
-    :ivar pending: batches that no report has carried yet.
+    :ivar pending: batches that no report has carried yet. :ivar serial: whether some test of the run wants to be alone.
     """
 
     def __init__(self, run: Run, interval: int, clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -127,6 +127,8 @@ class Shared:
         self._recent: list[Quick] = []
         self._last = ("", 0)
         self._gate: Gate | None = None
+        self._whole = False
+        self.serial: Callable[[], bool] = lambda: False
 
     # ------------------------------------------------------------ gate
 
@@ -136,6 +138,8 @@ class Shared:
         :param judged: whether the test has a window, so that there is a keeper in any case.
         :raises KeeperUnavailable: there is none, and none can be started.
         """
+        if judged and not self._whole and self._wants_whole():
+            return False  # the keeper waits until no other run has the device, and keeps it
         if self._gate is None:
             place = self._place(judged)
             if place is None:
@@ -145,14 +149,24 @@ class Shared:
             self._gate = Gate(place[0], self.run.identity.id, os.getpid(), place[1])
         return self._gate.enter()
 
+    def _wants_whole(self) -> bool:
+        """Whether a device does not say who holds what, so that the run must have it for itself; asked once."""
+        self._whole = True
+        return self.run.settings.leases and not all(one.per_process for one in self.run.keeper().welcome.devices)
+
     def _place(self, judged: bool) -> tuple[Path, list[str]] | None:
         """Folder of the gates and keys of the devices; ``None`` where nobody can have a device alone."""
         run = self.run
         devices = [device.key for device in run.measurable]
-        if not devices:
+        if not devices and not self.serial():
             return None
-        if judged or run.connected:
-            welcome = run.keeper().welcome
+        if judged or run.connected or not devices:
+            try:
+                welcome = run.keeper().welcome
+            except KeeperUnavailable:
+                if judged:
+                    raise
+                return None  # whoever wants to be alone hears of it
             return Path(welcome.lease_folder or os.devnull), welcome.lease_devices
         if run.settings.leases:
             from pytest_vram.leases import BoardTrouble, shared_folder

@@ -111,6 +111,13 @@ class Admission:
         if self._waiting or not ticket.plain:
             self.wake()
 
+    def claim(self) -> None:
+        """Tests that do not ask run in this run: devices that do not say who holds what are its own from now on, where
+        no other run has them."""
+        if self.room.whole and not self._whole and self._taken_whole() is None:
+            self._whole = True
+            self.wake()
+
     def used(self, ticket: Ticket, plan: str) -> None:
         """The test of this ticket uses the backend of this plan from now on."""
         ticket.uses.add(plan)

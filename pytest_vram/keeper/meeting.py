@@ -31,7 +31,8 @@ class Meeting:
         self.gates = ""
         core = room.core
         if core is not None:
-            if core.launch.leases:
+            # Without a device there is nothing to share with other runs.
+            if core.launch.leases and room.keys:
                 try:
                     self._shared = shared_folder()
                 except BoardTrouble as trouble:

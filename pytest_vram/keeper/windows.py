@@ -201,7 +201,9 @@ class Windows:
         ticket: Ticket | None = None
         if kind == "test":
             await self.settling.baseline()
-        if kind == "test" and not quick:
+        if quick:
+            self.admission.claim()
+        elif kind == "test":
             ticket = await self.admission.enter(holder, exclusive, ask)
             waited = ticket.waited
             if settle > 0:
@@ -364,6 +366,8 @@ class Windows:
         core = self._core
         core.timeline.close(window.span)
         del self._open[window.number]
+        if abandoned:  # nobody will say that its test is over
+            self.leave(window.number, window.holder)
         if window.kind == "test":
             self._look_for_residues()
             self.overs.ended(window.name, window.span.t, t, judged=abandoned or not window.quick)

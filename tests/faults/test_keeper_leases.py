@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from pytest_vram.keeper import KeeperClient
-from pytest_vram.keeper.messages import Leave, Open, Opened
+from pytest_vram.keeper.messages import Close, Leave, Open, Opened
 from pytest_vram.keeper.telling import waiting_lines
 from pytest_vram.leases import FOLDER_VARIABLE, Gate
 from pytest_vram.readings import Reading
-from pytest_vram.spec import Limits
+from pytest_vram.spec import DeviceSpec, Limits
+from pytest_vram.testing.fake_nvml import Card, FakeDriverUnavailable, Process, fake_nvml
 from tests.faults.keeper_kit import (
     Run,
     acquire,
@@ -519,3 +520,28 @@ def test_the_end_of_a_run_leaves_nothing(new_run: Callable[..., Run], folder: Pa
     gate = Gate(folder, "next", os.getpid())
     assert gate.enter()
     gate.close()
+
+
+def test_a_card_that_does_not_say_who_holds_what(new_run: Callable[..., Run], folder: Path) -> None:
+    """A run of short tests has such a card for itself until it ends: the rise of the card stands for all that it does."""
+    card = Card(total=4 << 30, hidden=64 << 20, processes=(Process(pid=os.getpid(), held=1 << 20, available=False),))
+    device = {"devices": [DeviceSpec(kind="cuda", index=0, text="cuda:0")]}
+    try:
+        driver = fake_nvml([card])
+        driver.__enter__()
+    except FakeDriverUnavailable as error:
+        pytest.skip(str(error))
+    try:
+        one, two = new_run(**device).start(), new_run(**device).start()
+        client, other = one.client(), two.client()
+        assert [info.per_process for info in client.welcome.devices] == [False]
+        window = opened(client, "short", quick=True)
+        waits = Asking(other, "waits")
+        assert until(lambda: any(row["for"] for row in waiting(other)))
+        (row,) = waiting(other)
+        assert "has a device for itself until it ends" in row["for"][0]
+        client.call(Close(window=window))
+        one.close()
+        closed(other, waits.window)
+    finally:
+        driver.__exit__(None, None, None)

@@ -131,6 +131,36 @@ def test_what_a_test_was_admitted_for_is_its_own_until_its_teardown_is_over(
     assert [pair for pair in suites.overlaps(log) if pair == ("model", "model") or "alone" in pair] == []
 
 
+@pytest.mark.parametrize("device", ["rpc:0", "predicted"])
+def test_serial_tests_where_nothing_is_measured(
+    pytester: pytest.Pytester, inner: Inner, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """Without a device a serial test still runs beside no test of its run, marked or not, expected to fail or not."""
+    monkeypatch.delenv("PYTEST_VRAM_RPC", raising=False)
+    log = pytester.path / "held.txt"
+    text = HELD.format(log=str(log))
+    (pytester.path / "test_held.py").write_text(
+        text[: text.index("@max_vram")]
+        + text[text.index("@serial_only") :]
+        + """
+@pytest.mark.xfail
+@pytest.mark.parametrize("number", range(4))
+def test_expected(number):
+    test_plain(number)
+    raise OSError
+
+@pytest.mark.requires_vram("1MB")
+@pytest.mark.parametrize("number", range(4))
+def test_marked(number):
+    test_plain(number)
+"""
+    )
+    inner("-n3", f"--vram-device={device}").assert_outcomes(passed=14, xfailed=4)
+    assert len(log.read_text().splitlines()) == 18
+    assert suites.overlaps(log, {"alone"}) == []
+    assert suites.widest(log) > 1
+
+
 def test_a_worker_that_is_killed_holds_nothing(pytester: pytest.Pytester, inner: Inner) -> None:
     """The test whose worker dies is reported, its lease is free, and the others go on."""
     pytester.makepyfile(

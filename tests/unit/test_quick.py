@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_vram.blame import Quick
 from pytest_vram.errors import KeeperLost
-from pytest_vram.keeper.messages import Close, Closed, Open, Opened, PeakTime, Stranger
+from pytest_vram.keeper.messages import Close, Closed, DeviceInfo, Open, Opened, PeakTime, Stranger, Welcome
 from pytest_vram.needs import Plan
 from pytest_vram.quick import Batch, Shared
 from pytest_vram.readings import Reading, Unmeasurable
@@ -88,6 +90,36 @@ def series(
 
 def outcomes(batches: list[Batch]) -> dict[str, str]:
     return {record.nodeid[-1]: record.outcome for batch in batches for record in batch.records()}
+
+
+@pytest.mark.parametrize("leases", [True, False])
+@pytest.mark.parametrize("per_process", [True, False])
+def test_a_card_without_figures_by_process_is_asked_for_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, per_process: bool, leases: bool
+) -> None:
+    """The first judged test of a process asks the keeper, which waits until the run has such a card for itself."""
+    info = DeviceInfo(
+        label="gpu0",
+        kind="nvml",
+        name="card",
+        capacity=Unmeasurable(reason="-"),
+        source="test",
+        per_process=per_process,
+    )
+    welcome = Welcome(
+        pid=1, run="r", folder="", generation=1, devices=[info], lease_folder=str(tmp_path), lease_devices=[info.key]
+    )
+    run = FakeRun()
+    run.settings = msgspec.structs.replace(run.settings, leases=leases)
+    monkeypatch.setattr(run, "keeper", lambda: SimpleNamespace(welcome=welcome))
+    monkeypatch.setattr(run, "_devices", [info])
+    shared = Shared(run, 10 * MS)
+    assert shared.enter(judged=False)
+    shared.leave()
+    assert shared.enter(judged=True) is (per_process or not leases)
+    shared.leave()
+    assert shared.enter(judged=True)
+    shared.give_up()
 
 
 SPANS = [(0, 2 * MS), (3 * MS, 5 * MS), (6 * MS, 8 * MS), (9 * MS, 9 * MS + 1)]
