@@ -225,7 +225,7 @@ def test_what_is_known_breaks_a_limit() -> None:
 def test_what_is_known_breaks_a_limit_on_the_rise() -> None:
     """The lower end of a rise is what was held at least less what was there at most."""
     blip = Unmeasurable(reason="Unknown Error", at_least=1024 * MIB)
-    base = {"gpu0": reading(600 * MIB)}
+    base = {"gpu0": reading(500 * MIB, 600 * MIB)}
     for limit, verdict in ((423, "failed"), (424, "inconclusive")):
         found = peak(window(blip, baseline=base), limit * MIB, over="baseline")
         assert found is not None

@@ -62,6 +62,24 @@ def test_slow_samples_have_longer_gaps() -> None:
     assert machine.peak(span).missed is not None
 
 
+def test_what_is_no_gap() -> None:
+    """Slow reads one after another leave no gap of their sum, and time before the window is none of it."""
+    machine = Machine()
+    late = 400_000_000
+    machine.timeline = Timeline(
+        [machine.card], machine.host, machine.members, interval=TICK, clock=lambda: machine.t + late
+    )
+    machine.start(1, 10 * MB)
+    machine.tick()
+    machine.t += 1_500_000_000
+    span = machine.timeline.open(machine.t)
+    machine.tick()
+    for _ in range(4):
+        machine.t += late
+        machine.tick()
+    assert machine.peak(span).missed is None
+
+
 def test_a_gap_takes_nothing_from_marks() -> None:
     """An exact source misses nothing while nobody looks; neither do upper ends, which hold for whole lives."""
     machine = Machine(accounting=True)
