@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from pytest_vram.checks.wording import WORTH_A_WORD
 from pytest_vram.keeper.messages import Closed
 from pytest_vram.readings import Reading
@@ -26,7 +28,8 @@ class Left(NamedTuple):
         """Whether the limit would hold without it; ``None`` where that cannot be told."""
         if not self.most or figure.bytes - self.most > limit:
             return False
-        return True if figure.upper - self.least <= limit else None
+        # More may have been held than a figure says that missed something.
+        return True if figure.upper - self.least <= limit and not figure.missed else None
 
 
 def left_in(closed: Closed, label: str, figure: Reading, *, scope: str, over: str, phase: str | None) -> Left:
@@ -37,8 +40,12 @@ def left_in(closed: Closed, label: str, figure: Reading, *, scope: str, over: st
     """
     if scope not in ("run", "own", "device") or over != "total":
         return Left()
-    of_run = scope == "run" and phase is None and not figure.source.startswith("torch")
-    found = [one for one in closed.residues if label in (_SUM, one.device) and (one.own or scope != "own")]
+    # What the window's own processes held has nothing of what is left below other workers.
+    run = closed.run.get(label)
+    another = label != _SUM and isinstance(run, Reading) and run.bytes != figure.bytes
+    mine = scope == "own" or (scope == "run" and phase is None and another)
+    found = [one for one in closed.residues if label in (_SUM, one.device) and (one.own or not mine)]
+    of_run = scope == "run" and phase is None and not mine
     pairs = [
         (one, one.at_peak, one.at_peak_most) if of_run else (one, one.lasted, one.bytes - one.context) for one in found
     ]
@@ -67,3 +74,16 @@ def words(left: Left, figure: Reading, limit: int) -> tuple[str, list[tuple[str,
     end = f", and {held}: whether this test would be over it without that cannot be told."
     low, high = max(0, figure.bytes - left.most), max(0, figure.upper - left.least)
     return end, [("without it", f"between {mib(low)} and {mib(high)}"), mend]
+
+
+def unsettled(closed: Closed, before: Closed) -> Closed:
+    """The window whose peaks of the run were raised since ``before`` by a source that does not say when: what was left
+    may be in such a peak, and may be in none of it."""
+    if closed is before or not closed.residues:
+        return closed
+    raised = {label for label, figure in closed.run.items() if figure != before.run.get(label)}
+    residues = [
+        msgspec.structs.replace(one, at_peak=0, at_peak_most=one.bytes - one.context) if one.device in raised else one
+        for one in closed.residues
+    ]
+    return msgspec.structs.replace(closed, residues=residues)
