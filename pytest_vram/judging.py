@@ -10,6 +10,7 @@ import msgspec
 from pytest_vram import checks, predicting
 from pytest_vram.backends.pool import RunningBackend
 from pytest_vram.checks.finding import Finding
+from pytest_vram.checks.leftovers import unsettled
 from pytest_vram.keeper.messages import Closed
 from pytest_vram.keeper.residue import BEFORE_TESTS
 from pytest_vram.ledger import Ledger, combined
@@ -72,7 +73,7 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
     if run.predicted:
         closed, ledger = predicting.window(run, attempt, closed)
     if closed is not None:
-        closed = _with_torch(run, attempt, closed)
+        closed = unsettled(_with_torch(run, attempt, closed), closed)
         # What this test left behind itself, in an attempt before or before its window, excuses nothing; nor does what
         # no test has left behind.
         others = [residue for residue in closed.residues if residue.test not in (attempt.key, BEFORE_TESTS)]

@@ -112,6 +112,9 @@ def surroundings(closed: Closed, label: str | None) -> list[tuple[str, str]]:
     held = holders(closed.shares, label)
     if held is not None:
         rows.append(("held by", held))
+    before = closed.baseline.get(label) if label is not None else None
+    if isinstance(before, Reading) and before.bytes >= WORTH_A_WORD:
+        rows.append(("held before", f"{mib(before.bytes)}, when this test began"))
     if closed.overlapped:
         shown = ", ".join(closed.overlapped[:_SHOWN])
         more = f" and {len(closed.overlapped) - _SHOWN} more" if len(closed.overlapped) > _SHOWN else ""
