@@ -52,6 +52,7 @@ from pytest_vram.keeper.messages import (
     Welcome,
 )
 from pytest_vram.keeper.processes import Watch
+from pytest_vram.keeper.pulse import Pulse
 from pytest_vram.keeper.servers import Servers
 from pytest_vram.keeper.ticker import Ticker
 from pytest_vram.keeper.turns import Turns
@@ -74,11 +75,12 @@ _OWN_KINDS = frozenset({"run", "keeper", "device", "process", "sample", "gap", "
 class Service:
     """Everything that a keeper does, in one thread."""
 
-    def __init__(self, launch: Launch, guard: int) -> None:
+    def __init__(self, launch: Launch, guard: int, pulse: Pulse) -> None:
         self.launch = launch
         self.core = Core(launch, guard)
         self.windows = Windows(self.core)
         self.servers = Servers(self.core, self.windows)
+        self._pulse = pulse
         self._connections: dict[int, Connection] = {}
         self._workers: dict[int, int] = {}
         self._next = 0
@@ -152,6 +154,7 @@ class Service:
         self.servers.cut_logs()
         if not timeline.busy:
             self._slow_down()
+        self._pulse.beat()
         # The signal that ends this process if it computes for so long without coming here again, and servers with
         # it. Time in which it is stopped or frozen does not count.
         signal.setitimer(signal.ITIMER_PROF, _MOST_COMPUTING)
@@ -187,6 +190,7 @@ class Service:
                 lost=core.journal.lost,
             )
         finally:
+            self._pulse.finish()
             try:
                 os.unlink(self.launch.socket)
             except OSError:
@@ -499,7 +503,7 @@ def _plain(fields: dict[str, object]) -> dict[str, object]:
     return {key: value for key, value in fields.items() if key not in ("v", "t", "kind")}
 
 
-def run(text: bytes, guard: int) -> None:
+def run(text: bytes, guard: int, pulse: Pulse) -> None:
     """Be the keeper that ``text`` (a :class:`Launch` as JSON) describes. Never returns.
 
     Writes ``ready`` to standard output once it listens, or one sentence why it cannot; from then on both standard
@@ -513,7 +517,7 @@ def run(text: bytes, guard: int) -> None:
         remove_stale(Path(launch.socket).parent)
         for path in limits.stale(Path(launch.socket).parent):
             limits.lift(path)
-        asyncio.run(_main(launch, guard, listening))
+        asyncio.run(_main(launch, guard, pulse, listening))
         code = 0
     except (msgspec.MsgspecError, VramError, OSError) as error:
         _say(f"{error}.".encode())
@@ -527,8 +531,8 @@ def run(text: bytes, guard: int) -> None:
         os._exit(code)
 
 
-async def _main(launch: Launch, guard: int, listening: socket.socket) -> None:
-    service = Service(launch, guard)
+async def _main(launch: Launch, guard: int, pulse: Pulse, listening: socket.socket) -> None:
+    service = Service(launch, guard, pulse)
     await service.run(listening, lambda: _say(b"ready"))
 
 
