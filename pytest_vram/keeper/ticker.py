@@ -9,36 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
-import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable
 
 from pytest_vram.measure import syscalls
-
-_PROBES = os.path.join("measure", "probes")
 
 
 class Ticker:
     """Calls ``tick`` at multiples of a period, fast or slow, with the number of periods since the last call.
 
     :param period: nanoseconds between two ticks while it is fast. :param idle: nanoseconds while it is slow.
-    :param patience: seconds without a tick after which ``stuck`` is called, once and in a thread of its own, with what
-        the loop hangs in. Time in which the whole process is stopped does not count.
     """
 
-    def __init__(
-        self,
-        period: int,
-        idle: int,
-        tick: Callable[[int], None],
-        *,
-        patience: float = 0.0,
-        stuck: Callable[[str], None] | None = None,
-    ) -> None:
+    def __init__(self, period: int, idle: int, tick: Callable[[int], None]) -> None:
         self._period = period
         self._idle = max(period, idle)
         self._tick = tick
@@ -47,10 +31,6 @@ class Ticker:
         self._handle: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._broken: asyncio.Future[None] | None = None
-        self._patience = patience
-        self._stuck = stuck
-        self._beats = 0
-        self._over = threading.Event()
 
     async def run(self) -> None:
         """Tick until cancelled, or until ``tick`` raises, which is raised here."""
@@ -60,13 +40,9 @@ class Ticker:
         if self._timer >= 0:
             loop.add_reader(self._timer, self._expired)
         self._arm()
-        if self._stuck is not None:
-            watch = functools.partial(self._watch, threading.get_ident(), self._stuck)
-            threading.Thread(target=watch, daemon=True, name="vram-watchdog").start()
         try:
             await self._broken
         finally:
-            self._over.set()
             if self._timer >= 0:
                 loop.remove_reader(self._timer)
                 os.close(self._timer)
@@ -112,32 +88,9 @@ class Ticker:
         self._handle = asyncio.get_running_loop().call_at(self._due, self._passed)
         self._call(periods)
 
-    def _watch(self, loop: int, stuck: Callable[[str], None]) -> None:
-        """Wait until there was no tick for too long: a call of a driver, say, does not come back."""
-        step = min(1.0, self._patience / 4)
-        silent, beats = 0.0, self._beats
-        while not self._over.wait(step):
-            silent = silent + step if beats == self._beats else 0.0
-            beats = self._beats
-            if silent >= self._patience:
-                stuck(_whereabouts(loop))
-                return
-
     def _call(self, periods: int) -> None:
-        self._beats += 1
         try:
             self._tick(periods)
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends the ticks and is raised by run()
             if self._broken is not None and not self._broken.done():
                 self._broken.set_exception(error)
-
-
-def _whereabouts(thread: int) -> str:
-    """What a thread is in, for people."""
-    frame = sys._current_frames().get(thread)
-    if frame is None:
-        return "nobody knows what"
-    stack = traceback.extract_stack(frame)
-    last = stack[-1]
-    at = f"{os.path.basename(last.filename)}, line {last.lineno}, in {last.name}"
-    return f"a call of a device's driver ({at})" if any(_PROBES in one.filename for one in stack) else at

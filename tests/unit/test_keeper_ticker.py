@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import select
-import threading
 import time
 from collections.abc import Callable
 
@@ -130,40 +129,3 @@ def test_a_timer_of_the_kernel() -> None:
             syscalls.set_timer(timer, -5)
     finally:
         os.close(timer)
-
-
-@pytest.mark.usefixtures("timers")
-def test_a_loop_that_hangs_is_noticed() -> None:
-    """Somebody else says that there was no tick for too long, and in what the loop hangs; once."""
-    said: list[str] = []
-    noticed = threading.Event()
-
-    def stuck(where: str) -> None:
-        said.append(where)
-        noticed.set()
-
-    def tick(periods: int) -> None:
-        ticks.append(periods)
-        if len(ticks) == 3:
-            assert noticed.wait(20)
-
-    ticks: list[int] = []
-    ticker = Ticker(2 * MS, 100 * MS, tick, patience=0.1, stuck=stuck)
-    ticker.fast()
-    run(ticker, lambda: len(ticks) > 100)
-    assert len(said) == 1
-    assert "in wait" in said[0]
-
-
-@pytest.mark.usefixtures("timers")
-def test_a_loop_that_ticks_does_not_hang() -> None:
-    """Slow ticks are no hanging, and nobody watches a ticker that is over."""
-    said: list[str] = []
-    ticks: list[int] = []
-    ticker = Ticker(20 * MS, 20 * MS, ticks.append, patience=1.0, stuck=said.append)
-    run(ticker, lambda: len(ticks) > 75)
-    assert said == []
-    deadline = time.monotonic() + 10
-    while any(one.name == "vram-watchdog" for one in threading.enumerate()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(one.name == "vram-watchdog" for one in threading.enumerate())
