@@ -374,7 +374,7 @@ class Activity:
         if before != "passed" or self._is_last or self.shared.is_alone(test):
             judgement = self.shared.close(test)
             if judgement is not None:
-                self._deliver(item, call, report, judgement, before)
+                self._deliver(item, call, report, judgement, before, earlier=before)
         elif self._next is not None and self.shared.is_due():
             self.shared.turn_over(key_of(self._next))
         return report
@@ -427,8 +427,9 @@ class Activity:
         report: pytest.TestReport,
         judgement: Judgement,
         before: Outcome,
+        **noted: str,
     ) -> None:
-        """Put a judgement on the report of its test."""
+        """Put a judgement on the report of its test. ``noted``: what the journal's line has besides."""
         outcome = self._apply(item, call, report, judgement, before)
         record = with_outcome(judgement, outcome, _first_line(report))
         data = {
@@ -437,7 +438,9 @@ class Activity:
             "backends": [msgspec.to_builtins(backend) for backend in judgement.backends],
         }
         report.vram = data  # type: ignore[attr-defined]
-        self.run.note("test", nodeid=record.nodeid, outcome=outcome, attempt=record.attempt, worker=self.run.worker)
+        self.run.note(
+            "test", nodeid=record.nodeid, outcome=outcome, attempt=record.attempt, worker=self.run.worker, **noted
+        )
 
     def _refused(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
         """A test of ours that ended before its window was opened stands in the report as well."""

@@ -421,6 +421,14 @@ class Shared:
                 late.append(told)
                 test.outcome, test.reason, test.told = told.category, told.text.splitlines()[0][:300], True
                 test.findings = findings
+                self.run.note(
+                    "test",
+                    nodeid=test.attempt.key,
+                    outcome=test.outcome,
+                    earlier="passed",
+                    attempt=test.attempt.number,
+                    worker=self.run.worker,
+                )
             if test in tests:
                 rows.append((test, findings))
         self.pending.extend(_batches(record, rows, late, whom))

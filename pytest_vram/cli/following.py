@@ -109,6 +109,10 @@ class _Figures(msgspec.Struct):
     run: dict[str, Measured] = {}
 
 
+class _Record(msgspec.Struct):
+    tests: dict[str, str] = {}
+
+
 class _Window(_Line, kw_only=True):
     window: _Number
     name: str = ""
@@ -116,11 +120,13 @@ class _Window(_Line, kw_only=True):
     parent: _Number | None = None
     backends: list[str] = []
     closed: _Figures | None = None
+    record: _Record | None = None
 
 
 class _Test(_Line, kw_only=True):
     nodeid: str = ""
     outcome: str = ""
+    earlier: str = ""
     worker: str | None = None
 
 
@@ -381,6 +387,9 @@ class Picture:
         self._phases.pop(line.window, None)
         if opened is not None and opened.what == "phase" and opened.parent is not None:
             self._phases.pop(opened.parent, None)
+        for nodeid, outcome in (line.record.tests if line.record is not None else {}).items():
+            self._count(outcome)  # short tests have no lines of their own, but where they became something else
+            self._last_test = _Test(t=line.t, nodeid=nodeid, outcome=outcome)
         figures = line.closed.run if line.closed is not None else {}
         for label, figure in figures.items():
             device = self._devices.get(label)
@@ -389,10 +398,15 @@ class Picture:
                 device.saw(size)
 
     def _test(self, line: _Test) -> None:
-        if len(self._counts) < _MOST or line.outcome in self._counts:
-            self._counts[line.outcome] += 1
+        if line.earlier and self._counts[line.earlier] > 0:
+            self._counts -= Counter({line.earlier: 1})
+        self._count(line.outcome)
         self._last_test = line
         self._tell(line.t, f"test {line.nodeid} {line.outcome}")
+
+    def _count(self, outcome: str) -> None:
+        if len(self._counts) < _MOST or outcome in self._counts:
+            self._counts[outcome] += 1
 
     def _lease(self, line: _Lease) -> None:
         self._waits.pop(line.ticket, None)

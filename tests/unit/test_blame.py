@@ -85,7 +85,8 @@ def test_a_hog_that_was_seen_is_never_let_off(
 ) -> None:
     """Whoever really held the memory for the length of a test is among the suspects, whenever the reads came and
     however long each took; and where a read fell wholly into it and into no other test, nobody else is."""
-    tests, now = [], 0
+    tests: list[Quick] = []
+    now = 0
     for pause, length in lengths:
         tests.append(quick(str(len(tests)), now + pause, now + pause + length))
         now += pause + length

@@ -121,6 +121,22 @@ def test_picture_of_a_run(folder: Path, write: Write) -> None:
     picture.close()
 
 
+def test_short_tests_are_counted(folder: Path, write: Write) -> None:
+    """Those of a shared window stand in the line that closes it; one that is judged later counts once, as what it is."""
+    begin(write)
+    write("window", 1, event="open", window=1, name="t.py::test_a", what="test", parent=None)
+    tests = {"t.py::test_a": "passed", "t.py::test_b": "passed", "t.py::test_c": "skipped"}
+    write("window", 2, event="close", window=1, name="several", what="test", record={"tests": tests})
+    picture = Picture(folder)
+    picture.read()
+    assert picture.show("lost").counts == {"passed": 2, "skipped": 1}
+    write("test", 3, nodeid="t.py::test_a", outcome="failed", earlier="passed")
+    write("test", 3, nodeid="t.py::test_b", outcome="failed", earlier="passed")
+    picture.read()
+    assert picture.show("lost").counts == {"failed": 2, "skipped": 1}
+    picture.close()
+
+
 def test_boot_phase_is_shown(folder: Path, write: Write) -> None:
     """A server that boots is shown with the phase that it is in."""
     begin(write)
