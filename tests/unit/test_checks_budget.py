@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_vram.checks import judge_peak, tightest
+from pytest_vram.checks import OWN, is_apart, judge_peak, own_of, scope_of, tightest
 from pytest_vram.keeper.messages import Closed, Share
 from pytest_vram.ledger import Bucket, Entry, Ledger
 from pytest_vram.readings import Measured, Reading, Unmeasurable
@@ -336,3 +337,73 @@ def test_host_memory_stands_in_only_where_it_stands_alone() -> None:
     beside = "\n".join(ledger_table(Ledger().against({"gpu0": figure("gpu0"), "host": figure("host")})))
     assert "stands in for VRAM" in alone
     assert "stands in for VRAM" not in beside
+
+
+def beside(own: Measured, run: Measured, **more: object) -> Closed:
+    return Closed(t0=0, t1=1, **{"run": {"gpu0": run}, "own": {"gpu0": own}, **more})  # type: ignore[arg-type]
+
+
+def test_own_and_run() -> None:
+    """A test's own memory within its limit holds though the run's is over it, and the other way round it fails."""
+    own, run = msgspec.structs.replace(reading(60 * MIB), scope=OWN), reading(120 * MIB)
+    assert verdict(beside(own, run), scope=OWN) is None
+    assert verdict(beside(own, run), scope="run") == "failed"
+    found = judge_peak(
+        beside(own, run), check="c", limits=Limits(text="x", each=50 * MIB), limit_from="here", scope=OWN
+    )
+    assert found is not None
+    assert found.text.startswith(
+        "The peak of this test (its own processes and backends) is 60.00 MiB, 10.00 MiB over the limit"
+    )
+    words = " ".join(found.text.split())
+    assert "left out what other tests held at the same time in other workers and in backends of theirs" in words
+    assert "the peak of the whole run is 120.0 MiB" in words
+
+
+def test_own_is_the_run_where_nobody_else_was() -> None:
+    """Without a figure of its own, or with the same one, a test's part of the run is the run."""
+    alone = window(reading(60 * MIB))
+    assert own_of(alone) == alone.run
+    assert not is_apart(alone)
+    assert not is_apart(beside(reading(1, 2), reading(1, 2)))
+    assert (scope_of(alone, "run"), scope_of(alone, "backend")) == ("run", "backend")
+    apart = beside(reading(1), reading(1, 2))
+    assert is_apart(apart)
+    assert (scope_of(apart, "run"), scope_of(apart, "process")) == (OWN, "process")
+
+
+def test_own_that_could_not_be_measured() -> None:
+    """What is known at least of the run is not held against a test of which less is known."""
+    gone = Unmeasurable(reason="gone", at_least=10 * MIB)
+    closed = beside(gone, msgspec.structs.replace(gone, at_least=500 * MIB))
+    assert is_apart(closed)
+    assert verdict(closed, scope=scope_of(closed, "run")) == "inconclusive"
+
+
+@pytest.mark.parametrize("scope", ["run", "backend"])
+def test_a_rise_before_the_baseline_moved_counts(scope: str) -> None:
+    """The largest rise counts, whether it was over the last baseline or over one before."""
+    table = {"gpu0": reading(344 * MIB)}
+    figures: dict[str, object] = {"run": table, "backend": table, "baseline": table, "baseline_backend": table}
+    assert verdict(window(**figures), scope=scope, over="baseline") is None
+    figures |= {"risen" if scope == "run" else "risen_backend": {"gpu0": reading(LIMIT + 1)}}
+    assert verdict(window(**figures), scope=scope, over="baseline") == "failed"
+
+
+def test_a_sum_says_what_it_is() -> None:
+    """A sum of peaks is not called a peak: it need not have been held at any time; one device's is one."""
+    limits = Limits(text="sum=100MiB", total=LIMIT)
+    both = window(run={"gpu0": reading(60 * MIB), "gpu1": reading(60 * MIB, device="gpu1")})
+    found = judge_peak(both, check="c", limits=limits, limit_from="here")
+    assert found is not None
+    assert found.text.startswith(
+        "The sum of the peaks of this run on gpu0 and gpu1, which need not have fallen at the same moment, is 120.0 MiB"
+    )
+    assert "peak of this run" not in found.text
+    alone = judge_peak(window(reading(120 * MIB)), check="c", limits=limits, limit_from="here")
+    assert alone is not None
+    assert alone.text.startswith("The peak of this run is 120.0 MiB")
+    rises = window(**dict.fromkeys(("run", "risen"), both.run), baseline=both.run)  # type: ignore[arg-type]
+    risen = judge_peak(rises, check="c", limits=limits, limit_from="here", over="baseline")
+    assert risen is not None
+    assert risen.text.startswith("The sum of the rises over the baseline of this run on gpu0 and gpu1, which")
