@@ -38,13 +38,18 @@ def left_in(closed: Closed, label: str, figure: Reading, *, scope: str, over: st
     At the peak of the run, it is what was still held then. Of the peak of anything else, whose moment is not kept, it
     is at least what was held all along, and at most what was there at the opening.
     """
-    if scope not in ("run", "own", "device") or over != "total":
-        return Left()
+    if scope not in ("run", "own", "device") or over != "total" or figure.scope == "backend":
+        return Left()  # a boot's phase is of its backend alone, whichever scope it is judged in
     # What the window's own processes held has nothing of what is left below other workers.
     run = closed.run.get(label)
     another = label != _SUM and isinstance(run, Reading) and run.bytes != figure.bytes
     mine = scope == "own" or (scope == "run" and phase is None and another)
-    found = [one for one in closed.residues if label in (_SUM, one.device) and (one.own or not mine)]
+    booted = closed.boots.get("own" if mine else scope, ())
+    found = [
+        one
+        for one in closed.residues
+        if label in (_SUM, one.device) and one.device not in booted and (one.own or not mine)
+    ]
     of_run = scope == "run" and phase is None and not mine
     pairs = [
         (one, one.at_peak, one.at_peak_most) if of_run else (one, one.lasted, one.bytes - one.context) for one in found

@@ -60,6 +60,11 @@ def with_boot(run: Measured | None, boot: Measured, label: str) -> tuple[bool, M
     return decided, figure
 
 
+def boot_is_more(figure: Measured | None, boot: Measured) -> bool:
+    """Whether the lower end of a peak comes from a backend's boot, when the boot is taken into it."""
+    return isinstance(boot, Reading) and not (isinstance(figure, Reading) and figure.bytes >= boot.bytes)
+
+
 def merge(phases: dict[str, dict[str, Measured]], name: str, peaks: dict[str, Measured]) -> None:
     """Take the peaks of a phase into a table of phases; those of one name are one."""
     table = phases.setdefault(name, {})

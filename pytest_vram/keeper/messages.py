@@ -353,6 +353,7 @@ class Closed(_Message, frozen=True, kw_only=True):
     :ivar host: peak host memory of the process trees of the window's backends, boot included.
     :ivar phases: phase name → label → peak, of boots and of phase windows inside this one.
     :ivar boot: true where a boot peak decided ``run``.
+    :ivar boots: ``run`` or ``own`` → devices on which the lower end of that peak is of a boot.
     :ivar overlapped: names of test windows that were open at the same time and shared a backend or the device.
     :ivar shares: who held what, largest first, at most 20.
     :ivar deaths: one sentence for each backend of this window that died in it.
@@ -380,6 +381,7 @@ class Closed(_Message, frozen=True, kw_only=True):
     host: Measured | None = None
     phases: dict[str, dict[str, Measured]] = {}
     boot: bool = False
+    boots: dict[str, list[str]] = {}
     overlapped: list[str] = []
     shares: list[Share] = []
     deaths: list[str] = []

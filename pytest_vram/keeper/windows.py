@@ -12,7 +12,7 @@ from pytest_vram.errors import KeeperError
 from pytest_vram.keeper.admission import Admission, Ask, Ticket
 from pytest_vram.keeper.baselines import Baseline
 from pytest_vram.keeper.core import Core, sampling
-from pytest_vram.keeper.figures import agree, doubted, larger_of, merge, shares, spilled, when, with_boot
+from pytest_vram.keeper.figures import agree, boot_is_more, doubted, larger_of, merge, shares, spilled, when, with_boot
 from pytest_vram.keeper.holders import held_by
 from pytest_vram.keeper.host_use import Counted, HostUses
 from pytest_vram.keeper.messages import Closed, Figures, PeakTime, Residue
@@ -426,18 +426,20 @@ class Windows:
         host = timeline.host_peak(span)
         phases = {name: dict(peaks) for name, peaks in window.phases.items()}
         boot = False
-        booted: set[str] = set()
+        boots: dict[str, list[str]] = {}
         peak_at = when(span)
         if window.kind == "test":
             for server in window.servers.values():
                 for label, peak in server.boot_peak.items():
                     backend[label] = larger_of(backend[label], peak) if label in backend else peak
+                    for scope, figures in (("run", run), ("own", own)):
+                        if boot_is_more(figures.get(label), peak):
+                            boots.setdefault(scope, []).append(label)
                     decided, figure = with_boot(run.get(label), peak, server.label)
                     run[label] = figure
                     own[label] = with_boot(own.get(label), peak, server.label)[1]
                     boot = boot or decided
                     if decided:
-                        booted.add(label)
                         peak_at[label] = PeakTime(since=server.t_start, at=server.t_ready)
                 if server.host_boot_peak is not None:
                     host = larger_of(host, server.host_boot_peak) if host is not None else server.host_boot_peak
@@ -448,6 +450,7 @@ class Windows:
         if doubts:
             run, own, backend = (doubted(figures, doubts) for figures in (run, own, backend))
             phases = {name: doubted(peaks, doubts) for name, peaks in phases.items()}
+        booted = boots.get("run", [])
         trouble = [*doubts, *(sentence for sentence in (self._core.journal_trouble,) if sentence is not None)]
         lost = span.lost
         trouble += [] if lost else [f"{label}: {reason}" for label, reason in span.faults.items()]
@@ -474,6 +477,7 @@ class Windows:
             peak_at=peak_at,
             strangers=self.strangers.of(span, timeline.probes, t, look=window.kind == "test"),
             residues=residues(window.holding, window.running, span.floors, root=span.pid, elsewhere=booted),
+            boots=boots,
             spill=spilled(span, timeline.probes),
             host_use=self.host_uses.of(window.counted),
             waited=round(window.waited, 6),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pytest_vram.checks import judge_peak
 from pytest_vram.checks.finding import Finding
-from pytest_vram.checks.leftovers import left_in, unsettled
+from pytest_vram.checks.leftovers import Left, left_in, unsettled
 from pytest_vram.checks.wording import residue
 from pytest_vram.keeper.messages import Closed, Residue
 from pytest_vram.readings import Reading
@@ -199,3 +199,20 @@ def test_what_was_held_before_is_said() -> None:
     assert found is not None
     assert "held before     302.0 MiB, when this test began" in found.text
     assert "held before" not in judged(reading(GIB), [], GIB // 2).text  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("scope", ["run", "own"])
+def test_a_boot_has_nothing_of_what_was_left(scope: str) -> None:
+    """A peak that a backend reached while it started is its own, whatever lay beside it."""
+    left = Residue(test="test_a", device="gpu0", bytes=GIB, lasted=GIB, at_peak=GIB, at_peak_most=GIB)
+    closed = Closed(t0=0, t1=1, run={"gpu0": reading(2 * GIB)}, residues=[left], boots={scope: ["gpu0"]})
+    assert left_in(closed, "gpu0", reading(2 * GIB), scope=scope, over="total", phase=None) == Left()
+    assert left_in(closed, "sum", reading(2 * GIB), scope=scope, over="total", phase=None) == Left()
+
+
+def test_a_phase_of_a_boot_has_nothing_of_what_was_left() -> None:
+    """Its figures are of the backend alone."""
+    left = Residue(test="test_a", device="gpu0", bytes=GIB, lasted=GIB, at_peak=GIB, at_peak_most=GIB)
+    boot = msgspec.structs.replace(reading(2 * GIB), scope="backend")
+    closed = Closed(t0=0, t1=1, run={"gpu0": reading(3 * GIB)}, residues=[left], phases={"weights": {"gpu0": boot}})
+    assert left_in(closed, "gpu0", boot, scope="run", over="total", phase="weights") == Left()

@@ -7,11 +7,12 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_vram.keeper.figures import boot_is_more
 from pytest_vram.keeper.messages import Residue
 from pytest_vram.keeper.residue import BEFORE_TESTS, CONTEXT, NOISE, Look, Residues, floors, residues
 from pytest_vram.measure import PYTEST, TEST, DeviceInfo
 from pytest_vram.measure.probes import Figure, Snapshot
-from pytest_vram.readings import Reading
+from pytest_vram.readings import Reading, Unmeasurable
 from tests.unit.measure_kit import PaperMembers
 
 MIB = 1 << 20
@@ -439,3 +440,17 @@ def test_leftovers_of_other_workers_are_told_apart() -> None:
         ("test_a", True),
         ("test_there", False),
     ]
+
+
+def test_whether_a_boot_is_the_more() -> None:
+    """It is where its lower end is the larger one, and where nothing else was measured."""
+
+    def figure(size: int, high: int | None = None) -> Reading:
+        return Reading(bytes=size, at_most=high, source="nvml-process", scope="run", device="gpu0", exact=False)
+
+    assert boot_is_more(figure(1), figure(2))
+    assert boot_is_more(None, figure(2))
+    assert boot_is_more(Unmeasurable(reason="x"), figure(2))
+    assert not boot_is_more(figure(2), figure(1, 9))
+    assert not boot_is_more(figure(2), figure(2))
+    assert not boot_is_more(figure(2), Unmeasurable(reason="x"))
