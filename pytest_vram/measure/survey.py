@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
@@ -14,6 +13,7 @@ import msgspec
 from pytest_vram.measure import drm_cards, procfs
 from pytest_vram.measure.device import DeviceInfo
 from pytest_vram.measure.drm_cards import DrmCard
+from pytest_vram.measure.hanging import Hanging, hangs, in_time
 from pytest_vram.measure.nvidia import Driver, on_wsl
 from pytest_vram.measure.probes import HostProbe, Probe, RpcProbe
 from pytest_vram.measure.probes.drm import DrmProbe
@@ -27,8 +27,6 @@ from pytest_vram.spec import DeviceSpec
 _Found = tuple[DeviceInfo, Callable[[], Probe]]
 _Answer = list[_Found | Unmeasurable]
 HOST = "host"
-#: Seconds that the drivers get to say what there is: those of eight cards that sleep need some.
-_LONGEST = 30.0
 #: Variables that make ROCm count its cards in another way than the kernel does.
 _ROCM_ORDER = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "CUDA_VISIBLE_DEVICES")
 #: Variables that choose among the devices of Vulkan and SYCL.
@@ -65,8 +63,8 @@ def open_probes(
                 continue
             info, make = found
             try:
-                probes.append(make())
-            except (DriverFault, OSError) as error:
+                probes.append(in_time(make))
+            except (DriverFault, Hanging, OSError) as error:
                 probes.append(Unmeasurable(reason=f"{info.name}: {error}", device=info.label))
     return probes
 
@@ -90,7 +88,6 @@ class _Survey:
         self._labels: dict[str, str] = {}
         self._opened: Driver | str | None = None
         self._listed: list[DrmCard] | None = None
-        self._hangs = False
 
     def __enter__(self) -> _Survey:
         return self
@@ -98,7 +95,7 @@ class _Survey:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(self._opened, Driver) and not self._hangs:
+        if isinstance(self._opened, Driver) and not hangs():
             self._opened.close()
 
     def find(self, devices: Sequence[DeviceSpec]) -> _Answer:
@@ -106,33 +103,13 @@ class _Survey:
         return [found for device in devices for found in self._in_time(device)]
 
     def _in_time(self, device: DeviceSpec) -> _Answer:
-        """What is found of a device; a driver may hang in a call, for ever even, and nobody can end that."""
         if device.kind in ("cpu", "rpc", "predicted"):
             return self._one(device)
-        answer: _Answer = []
-        raised: list[BaseException] = []
-
-        def look() -> None:
-            try:
-                answer.extend(self._one(device))
-            except BaseException as error:  # noqa: BLE001 - it is raised where it was asked for
-                raised.append(error)
-
-        if not self._hangs:
-            thread = threading.Thread(target=look, daemon=True, name="vram-survey")
-            thread.start()
-            thread.join(_LONGEST)
-            self._hangs = thread.is_alive()
-        if self._hangs:
-            text = device.text or device.kind
-            reason = (
-                f"{text}: NVIDIA's driver has not answered for {_LONGEST:g} s and hangs;"
-                " `nvidia-smi` will hang as well, and `dmesg` may say why"
-            )
-            return [Unmeasurable(reason=reason, device=text)]
-        if raised:
-            raise raised[0]
-        return answer
+        text = device.text or device.kind
+        try:
+            return in_time(lambda: self._one(device))
+        except Hanging as error:
+            return [Unmeasurable(reason=f"{text}: {error}", device=text)]
 
     def _label(self, key: str, wish: int | None = None) -> str | None:
         """A label for the device, kept for it; ``None`` where it has one already."""

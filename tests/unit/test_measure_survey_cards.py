@@ -11,11 +11,13 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from pytest_vram.measure import DeviceInfo, survey
+from pytest_vram.measure import DeviceInfo, hanging, survey
 from pytest_vram.measure.probes.base import Figure
+from pytest_vram.measure.probes.nvml import NvmlProbe
 from pytest_vram.measure.probes.nvml_library import DriverFault, Library
 from pytest_vram.measure.survey import open_probes
 from pytest_vram.readings import Reading, Unmeasurable
@@ -334,16 +336,45 @@ def test_a_card_that_goes_between_look_and_opening(two: FakeDriver) -> None:
 
 def test_a_driver_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that does not come back is waited for a while, once; what needs none is measured all the same."""
-    monkeypatch.setattr(sys.modules["pytest_vram.measure.survey"], "_LONGEST", 0.2)
+    monkeypatch.setattr(hanging, "LONGEST", 0.2)
     with fake_nvml(faults=(Fault(on="init", hang=3000),)):
         first, second, host = survey([*parse_device("cuda:0"), *parse_device("auto"), *parse_device("cpu")])
         late = [thread for thread in threading.enumerate() if thread.name == "vram-survey"]
         assert len(late) == 1, "it was not waited for, and not asked again"
         for one, name in ((first, "cuda:0"), (second, "auto")):
             assert isinstance(one, Unmeasurable)
-            assert one.reason.startswith(f"{name}: NVIDIA's driver has not answered for 0.2 s and hangs")
+            assert one.reason.startswith(f"{name}: the driver did not answer within 0.2 s and hangs")
         assert info(host).kind == "cpu"
         late[0].join(20)
+
+
+def test_a_driver_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that takes long for all of its answers, and not too long for one, is waited for."""
+    monkeypatch.setattr(hanging, "LONGEST", 0.3)
+    with fake_nvml([Card(faults=(Fault(on="all", hang=100),))]):
+        assert info(survey(parse_device("cuda:0"))[0]).label == "gpu0"
+        (probe,) = open_probes(parse_device("cuda:0"))
+        assert not isinstance(probe, Unmeasurable)
+        probe.close()
+
+
+def test_a_driver_that_hangs_when_a_probe_is_made(two: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look around went well and then the driver hangs: no probe, and the reason."""
+    monkeypatch.setattr(hanging, "LONGEST", 0.3)
+    make = NvmlProbe.__init__
+
+    def late(*arguments: Any, **more: Any) -> None:
+        two.fail("all", "OK", hang=2000)
+        make(*arguments, **more)
+
+    monkeypatch.setattr(NvmlProbe, "__init__", late)
+    (probe,) = open_probes(parse_device("cuda:0"))
+    assert isinstance(probe, Unmeasurable)
+    assert "did not answer within 0.3 s and hangs" in probe.reason
+    two.heal()
+    for thread in threading.enumerate():
+        if thread.name == "vram-survey":
+            thread.join(20)
 
 
 def test_no_driver_costs_nothing() -> None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 #: Environment variable: path of NVIDIA's NVML library where it is not on the loader's path.
 VARIABLE = "PYTEST_VRAM_NVML"
@@ -59,8 +59,11 @@ class Handle(NamedTuple):
 class Library:
     """NVML, loaded and initialised. One owner; :meth:`close` gives it up.
 
+    :cvar answers: how many calls have come back in this process.
     :raises DriverFault: it cannot be loaded or does not answer; the text is a reason for people.
     """
+
+    answers: ClassVar[int] = 0
 
     def __init__(self) -> None:
         path = os.environ.get(VARIABLE)
@@ -91,7 +94,9 @@ class Library:
         :raises DriverFault: whatever it raises, one that the bindings or the driver do not have included.
         """
         try:
-            return getattr(self._bindings, name)(*arguments)
+            answer = getattr(self._bindings, name)(*arguments)
+            Library.answers += 1
+            return answer
         except self._bindings.NVMLError as error:
             raise DriverFault(int(error.value), self.text(int(error.value))) from None
         except (AttributeError, self._mismatch()):

@@ -78,6 +78,7 @@ class MemoryTable:
         """
         assert self._get is not None
         code = self._get(self._handle, self._address)
+        Library.answers += 1
         if code:
             raise DriverFault(code, self._library.text(code))
         struct = self._struct
@@ -128,6 +129,7 @@ class ProcessList:
         for _ in range(_TRIES):
             self._count.value = self._room
             code = get(self._handle, self._size, self._array)
+            Library.answers += 1
             if code != INSUFFICIENT_SIZE:
                 break
             self._grow(max(2 * self._room, self._count.value + 16))
