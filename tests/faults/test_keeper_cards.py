@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,43 @@ def driver() -> Iterator[FakeDriver]:
             yield made
     except FakeDriverUnavailable as reason:
         pytest.skip(str(reason))
+
+
+#: Begins another process for each line that it gets, and tells its PID.
+FORKER = """
+import os, sys
+for line in sys.stdin:
+    pid = os.fork()
+    if not pid:
+        os.execve("/bin/sleep", ["sleep", "60"], {})
+    print(pid, flush=True)
+"""
+
+
+@pytest.fixture
+def forker() -> Iterator[Callable[[], int]]:
+    """Begins a process that is not of the run, while it goes on; answers its PID. It runs before the run begins."""
+    started: list[int] = []
+    parent = subprocess.Popen(
+        ["setsid", "--fork", sys.executable, "-S", "-c", FORKER],
+        env={},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def begin() -> int:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        parent.stdin.write("go\n")
+        parent.stdin.flush()
+        started.append(int(parent.stdout.readline()))
+        return started[-1]
+
+    yield begin
+    for pid in started:
+        os.kill(pid, signal.SIGKILL)
+    parent.communicate()
 
 
 @pytest.fixture
@@ -211,10 +249,51 @@ def test_the_test_that_left_memory_behind_is_named(client: KeeperClient, driver:
             ("test_cosmos", "gpu0", 20 * GIB - 400 * MIB, [me]),
             ("test_hunyuan", "gpu0", 2 * GIB, [sleeper.pid]),
         ]
-        assert figures.residues[1].pids == [(sleeper.pid, "sleep")]
+        assert figures.residues[1].pids == [(sleeper.pid, "sleep 60")]
         sleeper.kill()
     driver.process(me, 400 * MIB)
     assert closed(client, opened(client, "test_last")).residues == []
+
+
+def test_what_of_a_leftover_is_in_the_peak(client: KeeperClient, driver: FakeDriver) -> None:
+    """A test that frees what the one before left, and then takes as much itself, has none of it in its peak; one that
+    frees it after its own peak has all of it."""
+    me = os.getpid()
+    driver.process(me, 400 * MIB)
+    closed(client, opened(client, "test_before"))
+    for order in ("frees first", "frees last"):
+        window = opened(client, "test_leaks")
+        driver.process(me, 3 * GIB)
+        closed(client, window)
+        window = opened(client, "test_victim")
+        for size in (400 * MIB, 4 * GIB) if order == "frees first" else (4 * GIB, 400 * MIB):
+            driver.process(me, size)
+            sampled(client)
+        figures = closed(client, window)
+        assert held(figures, "run") == 4 * GIB
+        (left,) = figures.residues
+        there = 0 if order == "frees first" else 3 * GIB - 400 * MIB
+        assert (left.test, left.lasted, left.at_peak, left.at_peak_most) == ("test_leaks", 0, there, there)
+        driver.process(me, 400 * MIB)
+
+
+def test_a_process_that_hides_who_started_it(
+    forker: Callable[[], int], client: KeeperClient, driver: FakeDriver
+) -> None:
+    """What a test has started through a pipe to something with an environment of its own is no process of the run, and
+    nobody is seen to talk to it: that it began during the test, as the same user and in the same control group, is
+    enough to refuse a verdict. The next test did not start it."""
+    window = opened(client, "test_daemon")
+    pid = forker()
+    driver.process(pid, 5 * GIB)
+    sampled(client)
+    (found,) = closed(client, window).strangers
+    assert (found.pid, found.grew, found.decisive) == (pid, 5 * GIB, True)
+    assert "may have been started by it in a way that hides it" in found.why
+    window = opened(client, "test_after")
+    driver.process(pid, 6 * GIB)
+    sampled(client)
+    assert [(one.pid, one.decisive) for one in closed(client, window).strangers] == [(pid, False)]
 
 
 def test_what_is_left_at_the_end(run: Run, client: KeeperClient, driver: FakeDriver) -> None:
@@ -226,7 +305,7 @@ def test_what_is_left_at_the_end(run: Run, client: KeeperClient, driver: FakeDri
         client.call(Finish())
         sleeper.kill()
     (text,) = [text for text in notes(run) if "behind" in text]
-    assert text == f"test_last left 2,048 MiB on gpu0 behind until the end: process {sleeper.pid} (sleep)"
+    assert text == f"test_last left 2,048 MiB on gpu0 behind until the end: process {sleeper.pid} (sleep 60)"
 
 
 def test_a_boot_without_room_says_who_has_it(run: Run, client: KeeperClient, driver: FakeDriver) -> None:
