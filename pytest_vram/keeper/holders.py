@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pytest_vram.keeper.messages import Residue
 from pytest_vram.keeper.settling import name_of, room
 from pytest_vram.measure import PYTEST, TEST, UNKNOWN, Members
+from pytest_vram.measure.emulated import EMULATED
 from pytest_vram.measure.probes import Probe, Snapshot
+from pytest_vram.readings import Reading
 from pytest_vram.units import mib
 
 #: What is not worth a word: bytes.
@@ -23,9 +25,25 @@ def held_by(cards: Sequence[tuple[Probe, Snapshot]], members: Members, residues:
     return " ".join(filter(None, (_card(probe, snapshot, members, residues, but) for probe, snapshot in cards)))
 
 
+def played(devices: Sequence[tuple[Probe, Snapshot]]) -> str:
+    """One sentence for each device that is played smaller than it is: what was asked for is then not what there is."""
+    sentences = []
+    for probe, snapshot in devices:
+        info = probe.info
+        if info.limit_from != EMULATED or not isinstance(info.capacity, Reading):
+            continue
+        free = room(probe, snapshot)
+        rest = f": {free}" if free else ""
+        sentences.append(f"{info.label} is played as a card of {mib(info.capacity.bytes)} (--vram-emulate){rest}.")
+    return " ".join(sentences)
+
+
 def _card(probe: Probe, snapshot: Snapshot, members: Members, residues: Sequence[Residue], but: str) -> str:
     label = probe.info.label
-    left = {pid: residue.test for residue in residues if residue.device == label for pid, _ in residue.pids}
+    left: dict[int, str] = {}
+    for residue in residues:  # the largest first
+        for pid, _ in residue.pids if residue.device == label else ():
+            left.setdefault(pid, residue.test)
     found: list[tuple[int, str]] = []
     for pid, figure in snapshot.processes.items():
         member = members.get(pid)

@@ -13,7 +13,7 @@ from pytest_vram.keeper.admission import Admission, Ask, Ticket
 from pytest_vram.keeper.baselines import Baseline
 from pytest_vram.keeper.core import Core, sampling
 from pytest_vram.keeper.figures import agree, boot_is_more, doubted, larger_of, merge, shares, spilled, when, with_boot
-from pytest_vram.keeper.holders import held_by
+from pytest_vram.keeper.holders import held_by, played
 from pytest_vram.keeper.host_use import Counted, HostUses
 from pytest_vram.keeper.messages import Closed, Figures, PeakTime, Residue
 from pytest_vram.keeper.overs import Overs
@@ -139,7 +139,8 @@ class Windows:
     def _held_by(self, but: str) -> str:
         """Who holds the memory of the run's cards, for a person; the backend ``but`` is not told of itself."""
         self._core.boundary()
-        return held_by(self.settling.cards(), self._core.members, self.residues.held(), but)
+        held = held_by(self.settling.cards(), self._core.members, self.residues.held(), but)
+        return " ".join(filter(None, [played(self._core.timeline.snapshots()), held]))
 
     def _tick(self) -> None:
         """What is to be looked at now and then, after each sample."""

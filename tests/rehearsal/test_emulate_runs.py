@@ -97,6 +97,7 @@ def test_a_large_deployment_fails_to_load(
     assert found["test_small"]["outcome"] == "passed"
     text = result.stdout.str()
     assert "Out of memory: 293.0 MiB of kv could not be allocated on gpu0" in text
+    assert "gpu0 is played as a card of 143.1 MiB (--vram-emulate)" in text
     assert f"RPC0[{gpu.endpoint}] buffer of size {LARGE * 1024}" in text
     run = json.loads((project / "out.json").read_text())["run"]
     assert {entry["limit_from"] for entry in run["devices"]} == {"emulated"}

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from pytest_vram.keeper.core import Core
-from pytest_vram.keeper.holders import held_by
+from pytest_vram.keeper.holders import held_by, played
 from pytest_vram.keeper.messages import Residue
 from pytest_vram.keeper.settling import Settling
 from pytest_vram.measure import PYTEST, TEST, DeviceInfo
@@ -198,3 +199,29 @@ def test_holders_in_words() -> None:
         " the driver and processes that it does not list 10.00 MiB)."
     )
     assert held_by([(cast(Probe, Card(1)), Snapshot({}, None))], members, [], "agent#2") == ""
+
+
+def test_the_largest_leftover_of_a_process_names_it() -> None:
+    """One process may hold what several tests left: the one that left most is told."""
+    members = PaperMembers()
+    members.join(2, TEST)
+    snapshot = Snapshot({2: Figure(40 * MIB, 40 * MIB)}, Figure(800 * MIB, 800 * MIB))
+    residues = [
+        Residue(test=test, device="gpu0", bytes=size * MIB, pids=[(2, "p2")])
+        for test, size in (("much", 30), ("little", 9))
+    ]
+    assert "process 2 (p2, left behind by much) 40.00 MiB" in held_by(
+        [(cast(Probe, Card(1)), snapshot)], members, residues, "agent#2"
+    )
+
+
+def test_a_played_card_says_so() -> None:
+    """A backend that found too little of it failed on a smaller card than the machine has."""
+    card = Card(1)
+    snapshot = Snapshot({}, Figure(800 * MIB, 800 * MIB))
+    assert played([(cast(Probe, card), snapshot)]) == ""
+    card.info = msgspec.structs.replace(card.info, limit_from="emulated")
+    assert played([(cast(Probe, card), snapshot)]) == (
+        "gpu0 is played as a card of 1,000 MiB (--vram-emulate): 200.0 MiB of 1,000 MiB free."
+    )
+    assert played([(cast(Probe, card), Snapshot({}, None, fault="lost"))]).endswith("(--vram-emulate).")
