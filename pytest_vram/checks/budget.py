@@ -391,7 +391,7 @@ def _case_text(
         )
         rows.append(("what settles it", "a run without that trouble"))
     rows.extend(_largest(case.device, ledger))
-    rows.extend(surroundings(closed, None if case.device == SUM else case.device))
+    rows.extend(surroundings(closed, None if case.device == SUM else case.device, own=figure.scope == OWN))
     return block(title, rows)
 
 

@@ -104,21 +104,25 @@ def residue(one: Residue, *, became: bool = False) -> str:
     return ", ".join(parts)
 
 
-def surroundings(closed: Closed, label: str | None) -> list[tuple[str, str]]:
-    """What else a reader must know of a window: who held the memory, what overlapped, what went wrong."""
+def surroundings(closed: Closed, label: str | None, *, own: bool = False) -> list[tuple[str, str]]:
+    """What else a reader must know of a window: who held the memory, what overlapped, what went wrong.
+
+    :param own: the figure has nothing of what certainly belongs to other tests.
+    """
     rows: list[tuple[str, str]] = []
     if closed.boot:
         rows.append(("boot", "reached while the backend started, which counts for every test that uses it"))
-    held = holders(closed.shares, label)
+    held = holders([share for share in closed.shares if not (own and share.others)], label)
     if held is not None:
         rows.append(("held by", held))
     before = closed.baseline.get(label) if label is not None else None
     if isinstance(before, Reading) and before.bytes >= WORTH_A_WORD:
-        rows.append(("held before", f"{mib(before.bytes)}, when this test began"))
+        rows.append(("held before", f"{mib(before.bytes)}, when this test began, and began to use its backends"))
     if closed.overlapped:
         shown = ", ".join(closed.overlapped[:_SHOWN])
         more = f" and {len(closed.overlapped) - _SHOWN} more" if len(closed.overlapped) > _SHOWN else ""
-        rows.append(("at the same time", f"{shown}{more} (tests that share a backend or device share its peak)"))
+        what = "a backend" if own else "a backend or device"
+        rows.append(("at the same time", f"{shown}{more} (tests that share {what} share its peak)"))
     rows.extend(
         ("left behind", residue(one, became=not closed.boot))
         for one in closed.residues

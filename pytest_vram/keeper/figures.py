@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from pytest_vram.keeper.messages import Figures, PeakTime, Share
-from pytest_vram.measure import PYTEST, TEST, UNKNOWN, Span
+from pytest_vram.measure import PYTEST, TEST, UNKNOWN, Held, Span
 from pytest_vram.measure.probes import Probe
 from pytest_vram.readings import Measured, Reading
 from pytest_vram.readings import larger as larger_figure
@@ -72,8 +72,8 @@ def merge(phases: dict[str, dict[str, Measured]], name: str, peaks: dict[str, Me
         table[label] = larger_of(table[label], peak) if label in table else peak
 
 
-def shares(span: Span) -> list[Share]:
-    """Who held most within a span, the largest first."""
+def shares(span: Span, is_own: Callable[[Span, Held], bool]) -> list[Share]:
+    """Who held most within a span, the largest first. ``is_own`` says whether a share is of the span's own test."""
     found = sorted(span.shares.values(), key=lambda held: -held.bytes)[:_MOST_SHARES]
     return [
         Share(
@@ -82,6 +82,7 @@ def shares(span: Span) -> list[Share]:
             device=held.device,
             bytes=held.bytes,
             backend=held.owner if held.owner not in (TEST, PYTEST, UNKNOWN) else None,
+            others=not is_own(span, held),
         )
         for held in found
     ]

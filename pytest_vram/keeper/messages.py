@@ -227,13 +227,14 @@ class Opened(_Message, frozen=True, kw_only=True):
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process held at its mark within a window."""
+    """What one process held at its mark within a window; ``others``: it is in no figure of the test's own."""
 
     pid: int
     name: str
     device: str
     bytes: int
     backend: str | None = None
+    others: bool = False
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):

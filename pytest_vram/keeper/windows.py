@@ -471,7 +471,7 @@ class Windows:
             phases=phases,
             boot=boot,
             overlapped=list(window.overlapped),
-            shares=shares(span),
+            shares=shares(span, timeline.is_own),
             deaths=list(window.deaths),
             trouble=trouble,
             sampling=sampling(timeline.rate(span)),

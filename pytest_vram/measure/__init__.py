@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytest_vram.measure.device import DeviceInfo
 from pytest_vram.measure.emulated import emulated
 from pytest_vram.measure.members import PYTEST, TEST, UNKNOWN, Member, Members
-from pytest_vram.measure.spans import Peak, Rate, Seen, Span, Sums
+from pytest_vram.measure.spans import Held, Peak, Rate, Seen, Span, Sums
 from pytest_vram.measure.survey import host_probe, open_probes, survey
 from pytest_vram.measure.timeline import Timeline
 
@@ -14,6 +14,7 @@ __all__ = [
     "TEST",
     "UNKNOWN",
     "DeviceInfo",
+    "Held",
     "Member",
     "Members",
     "Peak",

@@ -213,6 +213,7 @@ class Held(NamedTuple):
     owner: str
     device: str
     bytes: int
+    root: int | None = None
 
 
 class Seen:
@@ -293,7 +294,7 @@ class Span:
         """Take in what a process of the run held."""
         old = self.shares.get((label, member.pid))
         if size > 0 and (old is None or old.bytes < size):
-            self.shares[(label, member.pid)] = Held(member.pid, member.name, member.owner, label, size)
+            self.shares[(label, member.pid)] = Held(member.pid, member.name, member.owner, label, size, member.root)
             if len(self.shares) > _MOST_SHARES:
                 kept = sorted(self.shares.items(), key=lambda item: -item[1].bytes)[: _MOST_SHARES // 2]
                 self.shares = dict(kept)

@@ -242,6 +242,12 @@ class Timeline:
         mine = span.owners | span.boots
         return frozenset(member.owner for member in self.members.all()) - mine - {PYTEST, TEST, UNKNOWN}
 
+    def is_own(self, span: Span, held: Held) -> bool:
+        """Whether a share is in the span's own part of the run."""
+        if held.owner in (PYTEST, TEST):
+            return span.pid is None or held.root not in self.members.workers - {span.pid}
+        return held.owner == UNKNOWN or len(self.members.workers) < 2 or held.owner in span.owners | span.boots
+
     def _is_apart(self, span: Span) -> bool:
         """Whether there may be anything that belongs to other tests than the span's."""
         return span.pid is not None and not self.members.workers <= {span.pid}

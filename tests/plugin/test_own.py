@@ -64,6 +64,8 @@ def test_each_is_held_against_its_own(pytester: pytest.Pytester, inner: Inner, b
     assert "The peak of this test (its own processes and backends) is" in first["text"]
     assert "what other tests held at the same time" in first["text"]
     assert "peak of the whole run is" in first["text"]
+    assert first["text"].count("(PID ") == 1
+    assert sorted(share["others"] for share in over["shares"]) == [False, True]
     broken = [finding for test in (within, over) for finding in test["findings"] if finding["check"] == "vram_budget"]
     if budget == "180MB":
         result.assert_outcomes(failed=2)

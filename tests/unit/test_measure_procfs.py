@@ -336,6 +336,19 @@ def test_everything_has_its_root(machine: Machine, monkeypatch: pytest.MonkeyPat
     assert roots == {100: 100, 110: 110, 200: 100, 301: 110, 302: 110, 400: None, 500: 110}
 
 
+def test_a_child_of_one_that_has_ended(machine: Machine) -> None:
+    """A process whose parent ended, and was not collected yet, is of its parent's root."""
+    found = members(machine)
+    found.adopt(100, PYTEST)
+    machine.add(200, 100)
+    found.scan()
+    machine.add(200, 100, state="Z")
+    found.forget(200)
+    machine.add(201, 200)
+    found.scan()
+    assert [(member.pid, member.root) for member in found.of("test")] == [(201, 100)]
+
+
 def test_a_worker_is_the_root_of_what_it_had_started(machine: Machine) -> None:
     """What a worker started before it introduced itself is its own, and not the controller's; a server is nobody's."""
     found = members(machine)
