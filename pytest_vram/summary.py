@@ -280,6 +280,7 @@ class Collector:
         warnings.extend(self._uncounted(run))
         warnings.extend(self._left_behind())
         warnings.extend(self._spilled())
+        warnings.extend(self._state.warnings if self._state else ())
         if self._state and self._state.journal_trouble:
             warnings.append(f"the journal is incomplete: {self._state.journal_trouble}")
         folder = Path(self.identity.folder)

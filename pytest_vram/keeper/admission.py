@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pytest_vram.errors import LeaseError
+from pytest_vram.keeper.idle import Idle
 from pytest_vram.keeper.meeting import Meeting
 from pytest_vram.keeper.room import Backends, Holding, Room
 from pytest_vram.keeper.telling import amounts, in_the_way, named, of_a_worker, of_another_run, stopped, tables
@@ -17,16 +18,14 @@ from pytest_vram.keeper.tickets import Ask as Ask
 from pytest_vram.keeper.tickets import Ticket as Ticket
 from pytest_vram.keeper.tickets import boot_clock, foreign
 from pytest_vram.keeper.workers import Workers
-from pytest_vram.leases import MOST_PASSED, Decision, Lease, Sheet, Waiting, Want, World, decide, deficit
+from pytest_vram.leases import MOST_PASSED, Decision, Lease, Sheet, Waiting, Want, World, compete, decide
+from pytest_vram.text import printable
 
 #: Seconds between two looks: while something may end without a word, the same once the wait is long, and while only
 #: figures may change.
 _SOON, _LONG, _FIGURES = 0.005, 0.02, 0.1
 #: Seconds of waiting after which a few milliseconds more do not matter.
 _PATIENT = 10.0
-#: Seconds for which a backend must have been idle before it is ended for another test: between two tests of the same
-#: backend there is a moment in which nobody uses it.
-LINGER = 0.2
 #: Seconds for which another process may be in the middle of a step at the board.
 MOST_STEP = 10.0
 _STEP_AGAIN = 0.001
@@ -50,8 +49,7 @@ class Admission:
         self._left = False
         self._running: dict[int, Ticket] = {}
         self._waiting: dict[int, Ticket] = {}
-        self._idle: dict[str, float] = {}
-        self._ending: set[str] = set()
+        self._idle = Idle(self.backends)
         self._passes: Counter[str] = Counter()
         self._whole = False
         self._next = 0
@@ -63,6 +61,11 @@ class Admission:
     def folder(self) -> str:
         """Folder of the gates, for :class:`pytest_vram.leases.Gate`; empty where there are none."""
         return self._meeting.gates
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences about folders and files of leases that cannot be used, for whoever reads the summary."""
+        return self._meeting.looked_at()
 
     # ------------------------------------------------------------ tests
 
@@ -186,7 +189,7 @@ class Admission:
     def _decide(self) -> bool:
         """One decision; whether another one is due at once."""
         holdings = self.backends.holdings()
-        self._stamp(holdings)
+        self._idle.stamp(holdings, {plan for ticket in self._running.values() for plan in ticket.uses})
         insiders = self._inside = self._insiders()
         self._at_their_own_gate(insiders)
         self._look_at_workers()
@@ -211,8 +214,8 @@ class Admission:
             else:
                 self._passes[key] += times
         self._turnstile(wants, mine)
-        self._make_room(decision, world, holdings)
-        self._tell(decision, mine, holdings, insiders)
+        self._idle.make_room(decision.stuck, world, holdings, self._uses, self._who)
+        self._tell(decision, mine, holdings, insiders, wants)
         # Tests that were let in together may have made others fit that were looked at before.
         return again and bool(self._waiting)
 
@@ -370,54 +373,6 @@ class Admission:
         wanted = self.room.whole
         return next((sheet for sheet in self._others if wanted and not wanted.isdisjoint(sheet.whole)), None)
 
-    # ------------------------------------------------------------ idle backends
-
-    def _stamp(self, holdings: list[Holding]) -> None:
-        """Note since when each backend is idle."""
-        now = time.monotonic()
-        wanted = {plan for ticket in self._running.values() for plan in ticket.uses}
-        idle = {
-            holding.label
-            for holding in holdings
-            if holding.state == "ready" and not (holding.used or holding.attached or holding.plan in wanted)
-        }
-        self._idle = {label: self._idle.get(label, now) for label in idle}
-        self._ending &= {holding.label for holding in holdings}
-
-    def _make_room(self, decision: Decision, world: World, holdings: list[Holding]) -> None:
-        """End idle backends for the first test that waits for their room: those idle longest, no more than it needs."""
-        now = time.monotonic()
-        for want in decision.stuck:
-            missing = {key: deficit(want, key, world.held) for key, size in want.takes.items() if size}
-            missing = {key: size for key, size in missing.items() if size > 0}
-            if not missing or want.blocked:
-                continue
-            uses = self._uses(want)
-            ending = [holding for holding in holdings if holding.label in self._ending]
-            hurry = want.passed >= MOST_PASSED or (want.mine and self.backends.workers() < 2)
-            able = [
-                holding
-                for holding in holdings
-                if holding.label in self._idle
-                and holding.plan not in uses
-                and any(holding.holds.get(key) for key in missing)
-            ]
-            able = sorted((one for one in able if one not in ending), key=lambda one: self._idle[one.label])
-            chosen: list[Holding] = []
-            for key, size in missing.items():
-                size -= sum(holding.holds.get(key, 0) for holding in [*ending, *chosen])
-                for holding in able:
-                    if size > 0 and holding not in chosen and holding.holds.get(key):
-                        chosen.append(holding)
-                        size -= holding.holds[key]
-                if size > 0 and world.leases.get(key):
-                    return  # what runs there must end first in any case
-            for holding in chosen:
-                if hurry or now - self._idle[holding.label] >= LINGER:
-                    self._ending.add(holding.label)
-                    self.backends.end(holding.label, f"{self._who(want)} needs its room, and nobody uses it")
-            return
-
     def _uses(self, want: Want) -> set[str]:
         ticket = self._of(want)
         return ticket.uses if ticket else set()
@@ -430,7 +385,12 @@ class Admission:
         if ticket is not None:
             return ticket.ask.name or "a test"
         return next(
-            (f"{one.name} of another run" for sheet in self._others for one in sheet.waiting if one.id == want.id),
+            (
+                f"{printable(one.name)} of another run"
+                for sheet in self._others
+                for one in sheet.waiting
+                if one.id == want.id
+            ),
             "a test of another run",
         )
 
@@ -443,7 +403,7 @@ class Admission:
         leases: list[Lease] = []
         for holding in holdings:
             held.update(holding.holds)
-            idle = holding.label in self._idle
+            idle = holding.label in self._idle.since
             leases.append(
                 Lease(kind="server", name=holding.label, holds=holding.holds, idle=idle, attached=holding.attached)
             )
@@ -513,15 +473,30 @@ class Admission:
         return found
 
     def _tell(
-        self, decision: Decision, mine: Mapping[str, Ticket], holdings: list[Holding], insiders: list[int]
+        self,
+        decision: Decision,
+        mine: Mapping[str, Ticket],
+        holdings: list[Holding],
+        insiders: list[int],
+        wants: list[Want],
     ) -> None:
         now = time.monotonic()
-        for want in decision.stuck:
+        # Who could go and is still here waits for the gates.
+        for want in [*decision.stuck, *decision.admitted]:
             ticket = mine.get(want.id)
             if ticket is None or ticket.number not in self._waiting or now - ticket.told < _TELL_AGAIN:
                 continue
             ticket.told = now
-            ticket.waited_for = list(self._reasons(want, ticket, decision, holdings, insiders))[:_MOST_NAMED]
+            reasons = list(self._reasons(want, ticket, decision, holdings, insiders))
+            ticket.waited_for = list(map(printable, (reasons or list(self._in_front(want, wants)))[:_MOST_NAMED]))
+
+    def _in_front(self, want: Want, wants: list[Want]) -> Iterator[str]:
+        """Who keeps a test waiting without holding anything."""
+        for other in sorted(wants, key=lambda other: (other.order, other.id)):
+            if (other.order, other.id) < (want.order, want.id) and compete(want, other):
+                yield f"{self._who(other)} asked before it"
+        if (pid := self._meeting.closed_by()) is not None:
+            yield f"process {pid} keeps others out, for a test that has, or wants, the device to itself"
 
     def _reasons(
         self, want: Want, ticket: Ticket, decision: Decision, holdings: list[Holding], insiders: list[int]
@@ -564,6 +539,9 @@ class Admission:
         now = time.monotonic()
         self._late = self._late or now
         if now - self._late < MOST_STEP:
+            if now - self._late >= _TELL_AGAIN:
+                for ticket in self._waiting.values():
+                    ticket.waited_for = [self._meeting.stepping()]
             self._again(_STEP_AGAIN if now - self._late < 0.1 else _LONG)
             return
         self._late = None
@@ -579,7 +557,7 @@ class Admission:
             alone = any(ticket.exclusive for ticket in self._waiting.values())
             long = boot_clock() - max(ticket.since for ticket in self._waiting.values()) > _PATIENT * 1e9
             self._again(_FIGURES if self._meeting.by_itself and not alone else _LONG if long else _SOON)
-        elif self._idle or self._workers.seen:
+        elif self._idle.since or self._workers.seen:
             self._again(_FIGURES)
         else:
             self._disarm()

@@ -458,6 +458,8 @@ class State(_Message, frozen=True, kw_only=True):
 
     For the controller, which asks at the end: ``over``, every time at which the budget was broken; ``peak`` of the whole
     run, where there is a budget; and ``residues``, what tests have left behind until now.
+
+    :ivar warnings: what somebody must know of the leases: folders and files that cannot be used.
     """
 
     pid: int
@@ -475,6 +477,7 @@ class State(_Message, frozen=True, kw_only=True):
     over: list[Over] = []
     peak: dict[str, Measured] = {}
     residues: list[Residue] = []
+    warnings: list[str] = []
 
 
 class Failed(_Message, frozen=True, kw_only=True):

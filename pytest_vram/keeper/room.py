@@ -119,7 +119,8 @@ class Room:
             label, figures = probe.info.label, snapshot.processes
             for member in self.core.members.all():
                 counted = member.owner in (TEST, UNKNOWN) or (member.owner == PYTEST and probe.counts_pytest)
-                figure = figures.get(member.pid) if counted else None
+                # What a run within this one has is in its own sheet.
+                figure = figures.get(member.pid) if counted and not member.nested else None
                 if figure is not None and figure.held:
                     held = found.setdefault(member.root or 0, {})
                     held[label] = held.get(label, 0) + figure.held

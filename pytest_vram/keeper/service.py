@@ -485,6 +485,7 @@ class Service:
             over=windows.overs.all() if at_the_end else [],
             peak=windows.peak_of_run() if at_the_end else {},
             residues=residues,
+            warnings=windows.admission.warnings,
         )
 
     async def _finish_now(self, connection: Connection, request: Finish) -> Done:

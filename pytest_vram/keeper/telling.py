@@ -10,7 +10,10 @@ from pytest_vram.keeper.tickets import Ticket, boot_clock
 from pytest_vram.keeper.workers import Worker
 from pytest_vram.leases import Lease, Sheet, Waiting
 from pytest_vram.measure import procfs
+from pytest_vram.text import printable
 from pytest_vram.units import mib
+
+_MOST_PIDS = 64
 
 
 def stopped(pid: int) -> bool:
@@ -22,6 +25,9 @@ def stopped(pid: int) -> bool:
 def named(sheet: Sheet) -> str:
     """A run, for people of another one."""
     state = ", which is stopped," if stopped(sheet.pid) else ""
+    halted = next((pid for pid in sheet.pids[:_MOST_PIDS] if stopped(pid)), None)
+    if halted is not None and not state:
+        state = f", whose pytest (PID {halted}) is stopped,"
     return f"the pytest run in {sheet.place} (keeper {sheet.pid}){state}"
 
 
@@ -61,11 +67,15 @@ def of_another_run(sheet: Sheet, need: Mapping[str, int], room: Room) -> Iterato
 def tables(
     own: Sheet, others: Sequence[Sheet], room: Room, reasons: Mapping[str, list[str]]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows of leases and of waiting tests, of all runs; bytes by device label where this run has one."""
+    """Rows of leases and of waiting tests, of all runs; bytes by device label where this run has one.
+
+    Any user of this machine may have written the sheets of the others: nothing in a row is obeyed by a terminal.
+    """
     leases: list[dict[str, Any]] = []
     waiting: list[dict[str, Any]] = []
     for sheet in [own, *others]:
-        run = {"run": sheet.run, "pid": sheet.pid, "place": sheet.place, "mine": sheet is own}
+        place = printable(sheet.place)
+        run = {"run": printable(sheet.run), "pid": sheet.pid, "place": place, "mine": sheet is own}
         leases += [{**run, **_lease(lease, room)} for lease in sheet.leases]
         waiting += [{**run, **_waiting(one, room), "for": reasons.get(one.id, [])} for one in sheet.waiting]
     return leases, waiting
@@ -74,8 +84,8 @@ def tables(
 def _lease(lease: Lease, room: Room) -> dict[str, Any]:
     return {
         "kind": lease.kind,
-        "name": lease.name,
-        "worker": lease.worker,
+        "name": printable(lease.name),
+        "worker": printable(lease.worker),
         "holds": {room.label(key): size for key, size in lease.holds.items()},
         "exclusive": lease.exclusive,
         "idle": lease.idle,
@@ -84,8 +94,8 @@ def _lease(lease: Lease, room: Room) -> dict[str, Any]:
 
 def _waiting(waiting: Waiting, room: Room) -> dict[str, Any]:
     return {
-        "name": waiting.name,
-        "worker": waiting.worker,
+        "name": printable(waiting.name),
+        "worker": printable(waiting.worker),
         "takes": {room.label(key): size for key, size in waiting.takes.items()},
         "exclusive": waiting.exclusive,
         "seconds": round((boot_clock() - waiting.since) / 1e9, 3),

@@ -14,9 +14,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from pytest_vram.errors import BadInput
 from pytest_vram.leases import sheet as sheets
 from pytest_vram.leases.gate import lock_holder, open_shared, try_lock, unlock
 from pytest_vram.leases.sheet import BadSheet, Sheet
+from pytest_vram.paths import expanded
+from pytest_vram.text import printable
 
 #: Environment variable that names the folder, for those who must share one and have no common ``/tmp``.
 FOLDER_VARIABLE = "PYTEST_VRAM_LEASE_FOLDER"
@@ -40,7 +43,9 @@ def shared_folder() -> Path:
     """
     named = os.environ.get(FOLDER_VARIABLE)
     base = "/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir()
-    folder = Path(named) if named else Path(base, FOLDER_NAME)
+    folder = _named(named) if named else Path(base, FOLDER_NAME)
+    if not str(folder).isascii() and str(folder) != os.fsencode(folder).decode("utf-8", "replace"):
+        raise BoardTrouble(f"the name of {printable(str(folder))} is not in UTF-8")
     try:
         try:
             folder.mkdir(parents=bool(named))
@@ -57,6 +62,17 @@ def shared_folder() -> Path:
         raise BoardTrouble(f"{folder} belongs to another user, who lets others remove what is in it")
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         raise BoardTrouble(f"{folder} is not writable for this user")
+    return folder
+
+
+def _named(text: str) -> Path:
+    try:
+        folder = expanded(text, FOLDER_VARIABLE)
+    except BadInput as error:
+        raise BoardTrouble(str(error)) from None
+    if not folder.is_absolute():
+        # Each run would have one of its own, in whatever folder it was started.
+        raise BoardTrouble(f"{FOLDER_VARIABLE} is {text!r}, which does not begin with a slash: write the whole path")
     return folder
 
 
@@ -136,6 +152,11 @@ class Board:
     def alone(self) -> bool:
         """Whether no other run was here at the last look, and none has come since."""
         return not self._others and self._sure and self._stamp() == self._seen
+
+    @property
+    def removed(self) -> bool:
+        """Whether somebody has removed the folder, or what the runs meet at: those who come now meet elsewhere."""
+        return any(fd is not None and os.fstat(fd).st_nlink == 0 for fd in (self._mutex, self._fd))
 
     def write(self, sheet: Sheet) -> None:
         """Say what this run holds; without a change nothing is written.

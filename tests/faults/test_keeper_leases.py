@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -507,6 +508,38 @@ def test_a_run_within_a_test_does_not_wait_for_it(new_run: Callable[..., Run], m
     within = inner.client()
     closed(within, opened(within, "inner", need=host(900), exclusive=True))
     closed(client, window)
+
+
+def test_a_run_within_a_test_is_known_by_its_ancestors(new_run: Callable[..., Run]) -> None:
+    """A run that a test of another run started without the mark in its environment does not wait for it either."""
+    outer, inner = new_run().start(), new_run()
+    client = outer.client()
+    window = opened(client, "outer", need=host(900), exclusive=True)
+    process = controller(inner, "opened(client, 'inner', need={'host': 10**12}, exclusive=True)")
+    patience = threading.Timer(20, process.kill)
+    patience.start()
+    wait_up(process)
+    patience.cancel()
+    kill(process)
+    closed(client, window)
+
+
+def test_a_folder_that_is_removed_is_told(new_run: Callable[..., Run], folder: Path) -> None:
+    """A folder that somebody removes while tests run holds nobody up, and is said at the end."""
+    run = new_run().start()
+    client, worker = run.client(), run.client("worker")
+    window = opened(client, "first", need=host(600), exclusive=True)
+    assert status(client).warnings == []
+    shutil.rmtree(folder)
+    (sentence,) = status(client).warnings
+    assert sentence.endswith(f"not for other runs on this machine: {folder} was removed while they ran")
+    waits = Asking(worker, "waits", exclusive=True)
+    assert waits.waits()
+    closed(client, window)
+    closed(worker, waits.window)
+    assert status(client).warnings == [sentence]
+    assert client.welcome.lease_folder == str(folder)
+    assert run.client("worker").welcome.lease_folder == ""
 
 
 def test_the_end_of_a_run_leaves_nothing(new_run: Callable[..., Run], folder: Path) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import pytest
 
-from pytest_vram.keeper.messages import Open, Opened
 from pytest_vram.leases import MOST_PASSED
-from pytest_vram.spec import Limits
 from tests.conftest import Inner, plain
-from tests.faults.keeper_kit import Run, closed, until
+from tests.faults.keeper_kit import Run, controller, kill, until, wait_up
 from tests.plugin import lease_suites as suites
 
 pytest.importorskip("xdist")
@@ -187,6 +186,21 @@ def test_a_worker_that_is_killed_holds_nothing(pytester: pytest.Pytester, inner:
     assert suites.most_held(found) <= suites.CAPACITY
 
 
+def test_a_folder_that_cannot_be_used_is_told(
+    pytester: pytest.Pytester, inner: Inner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That tests do not wait for other runs is said once in the summary, and stands in the report."""
+    monkeypatch.setenv("PYTEST_VRAM_LEASE_FOLDER", str(pytester.makefile(".txt", "not a folder")))
+    pytester.makepyfile("def test(): pass")
+    result = inner("--vram-device=cpu", BUDGET, "--vram-report=r.json")
+    result.assert_outcomes(passed=1)
+    text = " ".join(plain(result.stdout.str()).split())
+    assert text.count("WARNING tests wait for each other within this run only") == 1
+    assert text.count("is not a folder") == 1
+    warnings = json.loads((pytester.path / "r.json").read_text())["run"]["warnings"]
+    assert len([text for text in warnings if "is not a folder" in text]) == 1
+
+
 @pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["alone", "workers"])
 def test_who_waits_is_told(pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
     """A test that waits for another run says in the terminal for what, and who holds it."""
@@ -200,10 +214,9 @@ def test_who_waits_is_told(pytester: pytest.Pytester, workers: tuple[str, ...]) 
         """
     )
     (pytester.path / "other").mkdir()
-    run = Run(pytester.path / "other", budget=Limits(text="1GB", each=suites.CAPACITY)).start()
-    client = run.client()
-    reply = client.call(Open(kind="test", name="holds", need={"host": 600_000_000}))
-    assert isinstance(reply, Opened)
+    run = Run(pytester.path / "other")
+    holder = controller(run, "opened(client, 'holds', need={'host': 600_000_000}); print(client.welcome.pid)")
+    (keeper,) = wait_up(holder)
     output = pytester.path / "output.txt"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--vram-device=cpu", BUDGET, *workers]
     with (
@@ -211,7 +224,7 @@ def test_who_waits_is_told(pytester: pytest.Pytester, workers: tuple[str, ...]) 
         subprocess.Popen(command, cwd=pytester.path, stdout=stream, stderr=subprocess.STDOUT) as process,
     ):
         told = until(lambda: "waits for" in output.read_text(), 30.0)
-        closed(client, reply.window)
+        kill(holder)
         assert process.wait(30) == 0
     run.close()
     assert told, output.read_text()
@@ -219,4 +232,4 @@ def test_who_waits_is_told(pytester: pytest.Pytester, workers: tuple[str, ...]) 
     (line,) = [line for line in text.splitlines() if "waits for" in line]
     assert line.startswith("vram: test_who_waits_is_told.py::test_waits")
     assert "waits for 858.3 MiB of host" in line
-    assert f"keeper {client.welcome.pid}) holds 572.2 MiB of host" in line
+    assert f"keeper {keeper}) holds 572.2 MiB of host" in line

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Awaitable
 
 import msgspec
@@ -10,11 +14,12 @@ import pytest
 
 from pytest_vram.errors import LeaseError
 from pytest_vram.keeper import admission as module
-from pytest_vram.keeper import telling, workers
+from pytest_vram.keeper import idle, telling, workers
 from pytest_vram.keeper.admission import Admission, Ask, Ticket
 from pytest_vram.keeper.room import Holding, Room
 from pytest_vram.keeper.telling import waiting_lines
-from pytest_vram.leases import MOST_PASSED
+from pytest_vram.leases import MOST_PASSED, Lease, Sheet, Waiting, Want, World, decide
+from tests.faults.keeper_kit import until
 
 
 class Small(Room):
@@ -99,7 +104,7 @@ def test_a_plain_test_passes_those_who_need_room() -> None:
 
 def test_idle_backends_are_ended_longest_idle_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more backends are ended than the test needs, and none that is used, attached to, or the test's own."""
-    monkeypatch.setattr(module, "LINGER", 0.0)
+    monkeypatch.setattr(idle, "LINGER", 0.0)
 
     async def work() -> None:
         admission = Admission(Small())
@@ -125,9 +130,59 @@ def test_idle_backends_are_ended_longest_idle_first(monkeypatch: pytest.MonkeyPa
     run(work())
 
 
+def test_a_backend_that_a_running_test_may_use_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that a test was let in for is kept, before it uses it and in its teardown, until it leaves."""
+    monkeypatch.setattr(idle, "LINGER", 0.0)
+
+    async def work() -> None:
+        admission = Admission(Small())
+        ended: list[str] = []
+        admission.backends.holdings = lambda: [Holding("b#1", "b", {"card": 80})]
+        admission.backends.end = lambda label, reason: ended.append(label)
+        first = await admission.enter(1, False, Ask(uses=frozenset(["b"])))
+        waits = await asked(admission, 2, need(50))
+        assert ended == []
+        admission.leave(first)
+        assert ended == ["b#1"]
+        waits.cancel()
+        admission.close()
+
+    run(work())
+
+
+def test_a_budget_for_the_sum_is_for_the_needs_of_all_devices() -> None:
+    """On several devices it is the sum of a test's needs that must fit."""
+
+    async def work() -> None:
+        room = Small()
+        room.keys["gpu1"] = "second"
+        room.ceilings = {f"sum {room.run}": 100}
+        admission = Admission(room)
+        both = Ask(need={"gpu0": 30, "gpu1": 30})
+        first = await admission.enter(1, False, both)
+        assert first.took[f"sum {room.run}"] == 60
+        waits = await asked(admission, 2, both)
+        assert not waits.done()
+        admission.leave(first)
+        await waits
+        admission.close()
+
+    run(work())
+
+
+def test_a_serial_test_passes_nobody_who_waits() -> None:
+    """One that could have the device alone at once waits behind an earlier one that waits for room."""
+    devices = frozenset(["card"])
+    first = Want(id="1", order=1, devices=devices, takes={"card": 50}, ceiling={"card": 100}, competes=True)
+    alone = Want(id="2", order=2, devices=devices, exclusive=True)
+    decision = decide([first, alone], World(held={"card": 80}, loose={"card": 80}))
+    assert decision.admitted == []
+    assert decide([alone], World(held={"card": 80}, loose={"card": 80})).admitted == [alone]
+
+
 def test_a_backend_lingers_between_two_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """With several workers a backend that has just become idle is not ended at once: the next test may want it."""
-    monkeypatch.setattr(module, "LINGER", 3600.0)
+    monkeypatch.setattr(idle, "LINGER", 3600.0)
 
     async def work() -> None:
         admission = Admission(Small())
@@ -265,6 +320,80 @@ def test_a_step_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
             await admission.enter(1, False, need(1))
 
     run(work())
+
+
+def test_sheets_of_others_are_not_obeyed() -> None:
+    """Names and places that another user wrote reach a terminal without control characters."""
+
+    async def work() -> None:
+        evil = "\x1b[2J\u202e\n"
+        lease = Lease(kind="test", name=evil, worker=evil, holds={"card": 90}, exclusive=True)
+        told = Sheet(
+            version=1,
+            run=evil,
+            pid=os.getpid(),
+            place=evil,
+            devices=["card"],
+            held={"card": 90},
+            leases=[lease],
+            waiting=[Waiting(id="x", name=evil, worker=evil, since=0, exclusive=True)],
+        )
+        admission = Admission(Small())
+        admission._meeting.others = lambda: [told]  # type: ignore[method-assign]
+        waits = await asked(admission, 1, need(50, pid=5))
+        leases, waiting = admission.tables()
+        (mine,) = [row for row in waiting if row["mine"]]
+        assert len(mine["for"]) == 2
+        texts = [*mine["for"], *(str(row[key]) for row in [*leases, *waiting] for key in ("name", "place", "run"))]
+        assert [text for text in texts if not text.isprintable()] == []
+        waits.cancel()
+        admission.close()
+
+    run(work())
+
+
+def test_whoever_waits_is_told_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A closed gate, an earlier test of another run, and a step that goes on are reasons as well."""
+
+    async def reasons(admission: Admission, holder: int) -> list[str]:
+        waits = await asked(admission, holder, Ask(), exclusive=True)
+        (row,) = [row for row in admission.tables()[1] if row["mine"]]
+        waits.cancel()
+        await settle()
+        admission.close()
+        found: list[str] = row["for"]
+        return found
+
+    async def work() -> None:
+        admission = Admission(Small())
+        monkeypatch.setattr(admission._meeting, "shut", lambda: False)
+        monkeypatch.setattr(admission._meeting.turnstiles, "closed_by", lambda: 4242)
+        (text,) = await reasons(admission, 1)
+        assert text.startswith("process 4242 keeps others out")
+
+        admission = Admission(Small())
+        first = Waiting(id="x", name="t.py::first", since=0, exclusive=True)
+        told = Sheet(version=1, run="o", pid=os.getpid(), devices=["card"], waiting=[first])
+        monkeypatch.setattr(admission._meeting, "others", lambda: [told])
+        assert await reasons(admission, 1) == ["t.py::first of another run asked before it"]
+
+        admission = Admission(Small())
+        monkeypatch.setattr(module, "_TELL_AGAIN", 0.0)
+        monkeypatch.setattr(admission._meeting, "begin", lambda: False)
+        assert await reasons(admission, 1) == ["another process looks at the leases of this machine"]
+
+    run(work())
+
+
+def test_a_run_that_is_stopped_is_called_so() -> None:
+    """A run whose pytest is stopped is told from one that goes on."""
+    with subprocess.Popen([sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as other:
+        sheet = Sheet(version=1, run="o", pid=os.getpid(), place="/there", pids=[other.pid])
+        assert telling.named(sheet) == f"the pytest run in /there (keeper {os.getpid()})"
+        other.send_signal(signal.SIGSTOP)
+        assert until(lambda: telling.stopped(other.pid))
+        assert telling.named(sheet).endswith(f"), whose pytest (PID {other.pid}) is stopped,")
+        other.kill()
 
 
 def test_waiting_lines_tell_what_matters() -> None:

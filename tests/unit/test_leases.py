@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -334,6 +335,9 @@ def test_the_folder_is_for_everybody(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert shared_folder() == tmp_path / "a" / "b"
     Board(shared_folder(), "me").close()
     assert (tmp_path / "a" / "b" / "mutex").stat().st_mode & 0o777 == 0o666
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(FOLDER_VARIABLE, "~/c")
+    assert shared_folder() == tmp_path / "c"
 
 
 def test_a_folder_that_cannot_be_used_is_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,3 +357,22 @@ def test_a_folder_without_locks_is_trouble(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(module, "try_lock", lambda fd, byte, *, exclusive: False)
     with pytest.raises(BoardTrouble, match="without record locks"):
         Board(tmp_path, "me")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("here/leases", "'here/leases', which does not begin with a slash: write the whole path"),
+        ("~nobody-of-that-name/x", "no home folder that '~nobody-of-that-name' stands for"),
+        ("/tmp/\udcff", r"the name of /tmp/\\udcff is not in UTF-8"),
+    ],
+)
+def test_a_name_that_means_something_else_for_each_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, reason: str
+) -> None:
+    """A folder that would be another one in each project, or that cannot be told to others, is refused."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(FOLDER_VARIABLE, name)
+    with pytest.raises(BoardTrouble, match=re.escape(reason) if "udcff" not in reason else reason):
+        shared_folder()
+    assert list(tmp_path.iterdir()) == []
