@@ -69,7 +69,8 @@ def activate(config: pytest.Config) -> None:
     identity = shared.identity if shared else _identity(config)
     name = worker.get("workerid") if worker else None
     run = config.stash[RUN] = Run(settings, specs, identity, role="controller", worker=name)
-    if worker is None and not _only_lists(config):
+    run.only_lists = _only_lists(config)
+    if worker is None and not run.only_lists:
         check_usage(run)
     if worker is None:
         _collector(config)

@@ -18,6 +18,8 @@ from pytest_vram.errors import BadInput
 
 VERSION = 1
 FILE_NAME = "journal.jsonl"
+#: Bytes at the end of a journal that hold its last line, where that is an ``end``.
+_LAST = 4096
 
 #: The kinds of line, and what each says.
 KINDS: dict[str, str] = {
@@ -79,6 +81,24 @@ class Writer:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def ended_in_order(path: Path) -> bool:
+    """Whether the last line says that the controller has ended the run; only the end of the file is read."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, stream.tell() - _LAST))
+            lines = stream.read().rstrip(b"\n").rsplit(b"\n", 1)
+        line = msgspec.json.decode(lines[-1], type=_End)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+    return line.kind == "end" and bool(line.outcome)
+
+
+class _End(msgspec.Struct):
+    kind: str
+    outcome: Any = None
 
 
 class Journal:

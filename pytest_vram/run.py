@@ -123,6 +123,8 @@ class Run:
         self.warnings: list[str] = []
         self._pid = os.getpid()
         self._devices: list[DeviceInfo | Unmeasurable] | None = None
+        #: Tests are listed and not run: no driver is asked for anything.
+        self.only_lists = False
         self._client: KeeperClient | None = None
         self._meanwhile: Callable[[], None] | None = None
         self._pool: Pool | None = None
@@ -151,6 +153,8 @@ class Run:
 
         :raises BadSetting: where ``--vram-emulate`` cannot be played on one.
         """
+        if self.only_lists:
+            return []
         if self._devices is None:
             size = self.settings.emulate
             self._devices = [

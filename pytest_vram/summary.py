@@ -245,6 +245,7 @@ class Collector:
         return True
 
     def _end_keeper(self, run: Run | None, exitstatus: int) -> None:
+        client: KeeperClient | None = None
         try:
             client = run.keeper() if run and run.connected else KeeperClient(self.identity.socket, role="controller")
             state = client.call(Status(), 10)
@@ -253,6 +254,8 @@ class Collector:
             client.close()
         except KeeperError as error:
             self.trouble.append(f"the keeper did not end in order: {error}")
+            if client is not None:
+                client.dismiss()
 
     def _make(self, run: Run | None, exitstatus: int, found: list[OutsideRecord]) -> RunReport:
         last = {test.nodeid: test for test in self.tests}  # of several attempts the last one counts

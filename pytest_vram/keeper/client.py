@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import os
 import select
+import signal
 import socket as sockets
 import struct
 import threading
@@ -26,6 +27,7 @@ from pytest_vram import errors
 from pytest_vram.errors import KeeperError, KeeperLost, KeeperUnavailable, VramError
 from pytest_vram.keeper import wire
 from pytest_vram.keeper.messages import (
+    RUN_MARK,
     Abandon,
     Acquire,
     Failed,
@@ -40,7 +42,7 @@ from pytest_vram.keeper.messages import (
     Turn,
     Welcome,
 )
-from pytest_vram.measure.procfs import read_stat, start_time
+from pytest_vram.measure.procfs import environment_value, read_stat, start_time
 
 LOG_NAME = "keeper.log"
 _GREETING_SECONDS = 10.0
@@ -52,6 +54,10 @@ _MEANWHILE_SECONDS = 1.0
 _PIECE = 1 << 18
 #: ``struct ucred``: PID, UID and GID of whoever listens at the other end.
 _PEER = struct.Struct("3i")
+
+
+class KeeperSilent(KeeperLost):
+    """The keeper is there and does not answer."""
 
 
 class Promise:
@@ -243,6 +249,13 @@ class KeeperClient:
             pass
         self._socket.close()
 
+    def dismiss(self) -> None:
+        """The run is over: the guard of a keeper that does not answer ends it, with all that it started."""
+        welcome = self.welcome
+        if welcome.guard and environment_value(welcome.guard, RUN_MARK) == welcome.run:
+            with contextlib.suppress(OSError):
+                os.kill(welcome.guard, signal.SIGTERM)
+
     # ------------------------------------------------------------ waiting
 
     def _wait(self, promise: Promise) -> None:
@@ -424,7 +437,7 @@ class KeeperClient:
             why = " and is alive: it hangs, most likely in a call of the graphics driver that does not return"
         else:
             why = ""
-        return self._over(KeeperLost(f"{who} did not answer for {seconds:g} s{why}.{self._see_log()}"))
+        return self._over(KeeperSilent(f"{who} did not answer for {seconds:g} s{why}.{self._see_log()}"))
 
     def _see_log(self) -> str:
         if self._log is None:

@@ -16,8 +16,10 @@ from pathlib import Path
 import msgspec
 
 from pytest_vram.errors import KeeperError, KeeperUnavailable
-from pytest_vram.keeper.client import LOG_NAME, KeeperClient
+from pytest_vram.journal import FILE_NAME, ended_in_order
+from pytest_vram.keeper.client import LOG_NAME, KeeperClient, KeeperSilent
 from pytest_vram.keeper.messages import CONTROLLER_MARK, MEMBER_MARK, RUN_MARK, Launch
+from pytest_vram.measure.procfs import alive
 from pytest_vram.text import printable
 
 LOCK_NAME = "keeper.lock"
@@ -101,7 +103,7 @@ def ensure(launch: Launch) -> None:
     Any number of processes may call this at the same time; one keeper results. It outlives the caller and ends with
     the controller that ``launch`` names.
 
-    :raises KeeperUnavailable: with the reason; nothing is left running then.
+    :raises KeeperUnavailable: with the reason, such as that the run is over; nothing is left running then.
     """
     if not sys.platform.startswith("linux"):
         raise KeeperUnavailable(f"The keeper runs on Linux only, and this is {sys.platform}.")
@@ -112,6 +114,7 @@ def ensure(launch: Launch) -> None:
             return
         with _locked(folder / LOCK_NAME):
             if not _answers(launch):
+                _refuse_what_is_over(launch)
                 _start(launch, folder / LOG_NAME)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -129,15 +132,27 @@ def _answers(launch: Launch) -> bool:
         client = KeeperClient(launch.socket, role="viewer", name="ensure")
     except KeeperUnavailable:
         return False
-    except KeeperError as error:
-        # It closed the connection: it is ending. A stuck one does not; starting a second beside it would be worse.
-        if "did not answer for" in str(error):
-            raise KeeperUnavailable(f"A keeper listens at {launch.socket} but does not answer; end it first.") from None
+    except KeeperSilent as error:
+        # A keeper that is ending closes its connections. A stuck one does not; a second beside it would be worse.
+        raise KeeperUnavailable(f"{error} No other one is started beside it: end it first.") from None
+    except KeeperError:
         return False
     client.close()
     if client.welcome.run != launch.run:
         raise KeeperUnavailable(f"The keeper at {launch.socket} is that of another run ({client.welcome.run}).")
     return True
+
+
+def _refuse_what_is_over(launch: Launch) -> None:
+    """A worker that is still at work when its run has ended must not begin it anew.
+
+    :raises KeeperUnavailable: the run is over.
+    """
+    pid, start = launch.controller
+    if not alive(pid, start):
+        raise KeeperUnavailable(f"This run is over: its controller, process {pid}, is gone.")
+    if ended_in_order(Path(launch.folder, FILE_NAME)):
+        raise KeeperUnavailable("This run is over: its controller has ended it, and its reports are written.")
 
 
 @contextlib.contextmanager

@@ -21,8 +21,8 @@ class Hanging(Exception):
 
     def __init__(self) -> None:
         super().__init__(
-            f"the driver did not answer within {LONGEST:g} s and hangs; `nvidia-smi` will hang as well, and `dmesg` may"
-            " say why"
+            f"the driver did not answer within {LONGEST:g} s and hangs; others that ask it will hang as well, and"
+            " `dmesg` may say why"
         )
 
 
