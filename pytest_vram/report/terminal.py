@@ -174,6 +174,8 @@ def _counts(report: RunReport) -> str:
 
 
 def _margin(limit: int, figure: Reading) -> str:
+    if figure.missed and figure.bytes <= limit:
+        return f"a lower end only; its limit {with_mib(limit)} is undecided"
     if figure.upper <= limit:
         return f"{mib(limit - figure.upper)} under its limit"
     if figure.bytes > limit:

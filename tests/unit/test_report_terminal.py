@@ -269,3 +269,15 @@ def test_any_report_can_be_shown(
         assert all(line.isascii() for line in lines)
     assert len(summary(report, verbosity=-1, width=width)) == 1
     assert len(summary(report, verbosity=-1, width=width)[0].splitlines()) == 1
+
+
+def test_a_lower_end_is_not_under_its_limit() -> None:
+    """A peak that may have missed something has no room left under its limit, and over it is over it."""
+    for size, words in ((1 << 30, "a lower end only"), (5 << 30, "over its limit")):
+        full = run_report("gpu0")
+        peak = msgspec.structs.replace(reading(size, "gpu0"), exact=False, missed="nobody looked")
+        (test,) = full.tests
+        report = msgspec.structs.replace(full, tests=[msgspec.structs.replace(test, peak={"gpu0": peak})])
+        text = " ".join(" ".join(summary(report)).split())
+        assert words in text
+        assert "under its limit" not in text
