@@ -60,7 +60,8 @@ def _block(ledger: Ledger, buckets: Mapping[Bucket, Mapping[str, int]], labels: 
         )
     wide = max(12, *(len(cell) + 1 for _, cells in rows for cell in cells), *(len(label) + 1 for label in labels))
     first = max(18, min(36, width - wide * len(labels) - 2))
-    lines = [f"{'memory breakdown (ledger), MiB'.ljust(first + 2)}" + "".join(label.rjust(wide) for label in labels)]
+    title = "memory breakdown (ledger), MiB" if first >= 28 else "ledger, MiB"
+    lines = [title.ljust(first + 2) + "".join(label.rjust(wide) for label in labels)]
     lines.extend(f"  {name.ljust(first)}" + "".join(cell.rjust(wide) for cell in cells) for name, cells in rows)
     return lines
 

@@ -99,6 +99,16 @@ def test_table_of_many_devices() -> None:
     assert max(map(len, lines)) <= 80
 
 
+def test_a_wide_table_has_a_short_title() -> None:
+    """Where figures need the room, columns stay in line and within 80 columns."""
+    entries = (Entry(bucket="kv", device="host", bytes=0, source="engine-log"),)
+    measured = {"gpu0": reading(0, "gpu0"), "gpu1": reading(0, "gpu1"), "gpu12": reading(1_048_575_994_758, "gpu12")}
+    lines = ledger_table(Ledger(entries=entries).against(measured))
+    assert lines[0].startswith("ledger, MiB")
+    assert max(map(len, lines)) <= 80
+    assert len({len(line) for line in lines[:4]}) == 1
+
+
 def test_empty_table() -> None:
     """An empty ledger says so instead of showing zeros."""
     assert ledger_table(Ledger()) == ["memory breakdown (ledger): nothing was printed and nothing was measured"]
