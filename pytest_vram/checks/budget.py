@@ -184,6 +184,7 @@ def _figures(closed: Closed, scope: str, over: str, phase: str | None) -> tuple[
         raise ValueError(f"{scope!r} is not a scope")
     peaks, baselines = tables[scope]
     problem = _NOTHING if scope in ("run", OWN) else f"nothing was measured in scope {scope!r}"
+    problem = "; ".join([problem, *closed.trouble])
     if phase is not None:
         if phase not in closed.phases:
             seen = ", ".join(closed.phases) or "none"

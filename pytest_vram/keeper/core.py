@@ -73,7 +73,11 @@ class Core:
             if isinstance(served_by, int):
                 self.members.exclude(served_by)
         self._blocks: dict[str, _Block] = {}
-        self._open_journal(new, [probe for probe in probes if isinstance(probe, Unmeasurable)])
+        missing = [probe for probe in probes if isinstance(probe, Unmeasurable)]
+        estimated = any(device.kind == "predicted" for device in launch.devices)
+        #: Why devices that were asked for are not measured.
+        self.missing = [] if estimated else [f"not measured: {probe.reason}" for probe in missing]
+        self._open_journal(new, missing)
 
     # ------------------------------------------------------------ journal
 

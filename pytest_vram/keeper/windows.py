@@ -455,6 +455,7 @@ class Windows:
         trouble = [*doubts, *(sentence for sentence in (self._core.journal_trouble,) if sentence is not None)]
         lost = span.lost
         trouble += [] if lost else [f"{label}: {reason}" for label, reason in span.faults.items()]
+        trouble += [] if run else self._core.missing
         return Closed(
             t0=span.t,
             t1=t,
