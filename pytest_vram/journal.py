@@ -76,6 +76,14 @@ class Writer:
             self.lost += 1
             self.trouble = self.trouble or f"{self.path}: only part of a line could be written (is the disk full?)"
 
+    @property
+    def removed(self) -> bool:
+        """Whether somebody removed the file, or the folder it lies in, so that what is written is lost."""
+        try:
+            return self._fd >= 0 and os.fstat(self._fd).st_nlink == 0
+        except OSError:
+            return False
+
     def close(self) -> None:
         """Close the file. Calling it twice is fine."""
         if self._fd >= 0:

@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,13 +92,13 @@ class Collector:
             # pytest keeps every report until the end: what was taken from this one need not be kept twice.
             report.vram = {"category": data["category"]}  # type: ignore[attr-defined]
 
-    def take(self, batches: list[dict[str, Any]], node: object = None) -> None:
+    def take(self, batches: Sequence[Batch | dict[str, Any]], node: object = None) -> None:
         """Keep the records of tests that shared a window, and report what is known of them by now.
 
         :param node: the xdist worker that they ran on.
         """
         for table in batches:
-            batch = msgspec.convert(table, Batch)
+            batch = table if isinstance(table, Batch) else msgspec.convert(table, Batch)
             for record in batch.records():
                 self._latest[record.nodeid] = len(self.tests)
                 self.tests.append(record)
@@ -215,7 +215,7 @@ class Collector:
     def _finish(self, session: pytest.Session, exitstatus: int) -> None:
         run = self.run
         folder = Path(self.identity.folder)
-        if (run is not None and run.connected) or (folder / "journal.jsonl").exists():
+        if (run is not None and run.connected) or (folder / "journal.jsonl").exists() or self._listens():
             self._end_keeper(run, int(exitstatus))
         if run is None and not self.tests:
             return
@@ -243,6 +243,10 @@ class Collector:
             self.trouble.append(str(error))
             return False
         return True
+
+    def _listens(self) -> bool:
+        """Whether there is a keeper though its journal is gone."""
+        return bool(self.identity.socket) and os.path.exists(self.identity.socket)
 
     def _end_keeper(self, run: Run | None, exitstatus: int) -> None:
         client: KeeperClient | None = None

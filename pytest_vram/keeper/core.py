@@ -136,6 +136,11 @@ class Core:
             return None
         return f"{self.journal.lost} journal lines were lost: {self.journal.trouble}"
 
+    @property
+    def journal_removed(self) -> str | None:
+        """That somebody removed the journal; figures do not suffer by it, so that this is no trouble of a window."""
+        return f"{self.journal.path} was removed while the run went on" if self.journal.removed else None
+
     # ------------------------------------------------------------ processes
 
     def _orphan(self, stat: procfs.Stat) -> str:

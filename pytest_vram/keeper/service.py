@@ -478,7 +478,7 @@ class Service:
             windows=self.windows.table(),
             sampling=sampling(core.timeline.rate()),
             own_cpu_share=core.cpu_share(),
-            journal_trouble=core.journal_trouble,
+            journal_trouble=core.journal_trouble or core.journal_removed,
             leases=leases,
             waiting=waiting,
             held=core.timeline.held("run"),

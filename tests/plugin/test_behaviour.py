@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.conftest import Inner
+from tests.conftest import Inner, plain
 from tests.plugin.test_budget import CHILD, PROJECT
 
 
@@ -251,3 +251,26 @@ def test_a_report_through_a_link_leaves_the_link(project: pytest.Pytester, inner
     inner("--vram-budget=1GB", "--vram-device=cpu", "--vram-report=link.json")
     assert (project.path / "link.json").is_symlink()
     assert json.loads((project.path / "real.json").read_text())["format"] == "pytest-vram/report/1"
+
+
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+def test_a_run_folder_that_a_test_removes(pytester: pytest.Pytester, inner: Inner, workers: str) -> None:
+    """A test that cleans the project takes the journal with it: the tests are judged all the same, and it is said."""
+    pytest.importorskip("xdist")
+    pytester.makepyfile(
+        """
+        import shutil
+        from pathlib import Path
+        from pytest_vram import max_vram
+
+        @max_vram("1GB")
+        def test_cleans():
+            shutil.rmtree(Path(__file__).parent / ".vram", ignore_errors=True)
+
+        @max_vram("1GB")
+        def test_after(): pass
+        """
+    )
+    result = inner(workers, "--vram-device=cpu")
+    result.assert_outcomes(passed=2)
+    assert "journal.jsonl was removed while the run went on" in " ".join(plain(result.stdout.str()).split())
