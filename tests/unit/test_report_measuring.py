@@ -78,6 +78,7 @@ def test_faults_and_swap_are_details() -> None:
 def collector(*tests: TestRecord) -> Collector:
     found = Collector.__new__(Collector)
     found.tests = list(tests)
+    found._state = None
     return found
 
 
@@ -93,13 +94,24 @@ def test_tests_that_left_memory_behind_are_named_once_with_the_most() -> None:
 
 def test_a_context_is_no_leak() -> None:
     """What the first use of a card leaves in pytest's process is warned of only where it is more than a context."""
-    context = Residue(test="test_a", device="gpu0", bytes=1105 * MIB, pids=[(7, "python")], first_use=True)
+    context = Residue(
+        test="test_a", device="gpu0", bytes=1105 * MIB, pids=[(7, "python")], first_use=True, context=1105 * MIB
+    )
     assert collector(record(residues=[context]))._left_behind() == []
-    (line,) = collector(record(residues=[msgspec.structs.replace(context, bytes=1281 * MIB)]))._left_behind()
+    more = msgspec.structs.replace(context, bytes=1281 * MIB, context=1280 * MIB)
+    (line,) = collector(record(residues=[more]))._left_behind()
     assert line.endswith(
         "still held by python (PID 7), the driver's context included, which stays until the process ends"
     )
-    assert collector(record(residues=[msgspec.structs.replace(context, first_use=False)]))._left_behind() != []
+    assert (
+        collector(record(residues=[msgspec.structs.replace(context, first_use=False, context=0)]))._left_behind() != []
+    )
+
+
+def test_a_page_or_two_are_worth_no_warning() -> None:
+    """20 KiB by which a child of another test grew warn of nobody."""
+    little = Residue(test="test_quiet", device="gpu0", bytes=20 << 10, pids=[(7, "python")])
+    assert collector(record(residues=[little]))._left_behind() == []
 
 
 def test_spill_without_a_limit_is_a_warning() -> None:
