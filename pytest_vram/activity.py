@@ -168,6 +168,8 @@ class Activity:
         self.shared = Shared(run, int(run.settings.interval_ms * 1e6))
         self._missing: str | None = None
         self._next: pytest.Item | None = None
+        self._ends: bool | None = None
+        self._all: bool | None = None
         self._present: Quick | None = None
         self._calling = False
         self._session: pytest.Session | None = None
@@ -184,10 +186,11 @@ class Activity:
             self._plan(item)
 
     def _plan(self, item: pytest.Item) -> Plan:
-        if PLAN not in item.stash:
+        plan = item.stash.get(PLAN, None)
+        if plan is None:
             marks = [(mark.name, mark.args, mark.kwargs) for mark in item.iter_markers()]
-            item.stash[PLAN] = plan_of(marks, getattr(item, "fixturenames", ()))
-        return item.stash[PLAN]
+            plan = item.stash[PLAN] = plan_of(marks, getattr(item, "fixturenames", ()))
+        return plan
 
     # ------------------------------------------------------------ one test
 
@@ -195,6 +198,7 @@ class Activity:
     def pytest_runtest_protocol(self, nextitem: pytest.Item | None) -> None:
         """Remember what comes next: the window that short tests share must not outlive the last of them."""
         self._next = nextitem
+        self._ends = None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
@@ -237,7 +241,9 @@ class Activity:
     @property
     def _judges(self) -> bool:
         """Whether tests that ask for nothing are judged."""
-        return judges_all(self.run)
+        if self._all is None:
+            self._all = judges_all(self.run)
+        return self._all
 
     def _is_quick(self, plan: Plan) -> bool:
         """Whether a test asks for nothing, so that it needs no window of its own."""
@@ -353,7 +359,9 @@ class Activity:
     @property
     def _is_last(self) -> bool:
         """Whether no test follows that could share the window, as far as this process knows."""
-        return self._next is None or not self._is_quick(self._plan(self._next))
+        if self._ends is None:
+            self._ends = self._next is None or not self._is_quick(self._plan(self._next))
+        return self._ends
 
     def _leave(self, item: pytest.Item) -> None:
         """The test is over, teardown included."""
@@ -384,7 +392,9 @@ class Activity:
         """Let a report carry what is known of tests whose reports are out."""
         if self.shared.pending:
             data: dict[str, Any] = getattr(report, "vram", {"category": None})
-            data["batches"] = [msgspec.to_builtins(batch) for batch in self.shared.pending]
+            # From a worker of xdist they travel.
+            pending = self.shared.pending
+            data["batches"] = [msgspec.to_builtins(batch) for batch in pending] if self.run.worker else list(pending)
             report.vram = data  # type: ignore[attr-defined]
             self.shared.pending.clear()
 

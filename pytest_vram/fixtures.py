@@ -13,7 +13,8 @@ from pytest_vram.stash import RUN
 
 if TYPE_CHECKING:
     from pytest_vram.backends import AsyncVramClient, Pool, RunningBackend, VramClient
-    from pytest_vram.run import Meter, Run
+    from pytest_vram.meter import Meter
+    from pytest_vram.run import Run
     from pytest_vram.sizing import Estimate
 
 

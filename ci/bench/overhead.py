@@ -3,12 +3,14 @@
 Makes an environment of its own with this project and both peers, then runs suites of no-op tests, interleaved, and
 prints JSON, and with ``--table`` the table of docs/measuring.md::
 
-    python ci/bench/overhead.py [--rounds 5] [--tests 1000] [--folder DIR] [--table]
+    python ci/bench/overhead.py [--rounds 7] [--tests 1000] [--folder DIR] [--table]
 
-A session costs something once (``start_ms``: this project starts its keeper) and something per test (``per_test_us``).
-Two sizes of suite tell them apart, and the shortest of all rounds counts for each, as whatever else a machine does only
-adds time. Both are beyond pytest alone, which runs in every round as well. ``cpu_per_test_us`` is processor time of the
-pytest process alone; the keeper of this project works beside it, and its share of a core stands in each report.
+A session costs something once (``start_ms``: this project starts its keeper) and something per test. Two sizes of suite
+tell them apart: in each round the larger less the smaller, and from that the same of pytest alone in the same round.
+The median of the rounds counts, with the middle half of them beside it. ``cpu_per_test_us`` is processor time of the
+pytest process, user and system; a loaded machine makes it longer only by what caches and clock rates do, while
+``per_test_us``, wall-clock time, has what other processes take as well. The keeper of this project works beside pytest;
+its share of a core stands in each report.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ import argparse
 import json
 import os
 import platform
-import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import venv
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = ("pytest-memray", "pytest-monitor")
@@ -36,8 +38,8 @@ RUNS: dict[str, tuple[tuple[str, ...], int]] = {
     "pytest alone": (("-p", "no:vram", "-p", "no:monitor"), 1 << 30),
     "pytest-vram, budget": (("-p", "no:monitor", "--vram-device=cpu", "--vram-budget=4GB"), 1 << 30),
     "pytest-vram, no budget": (("-p", "no:monitor", "--vram-device=cpu"), 1 << 30),
-    "pytest-memray": (("-p", "no:vram", "-p", "no:monitor", "--memray"), 400),
-    "pytest-monitor": (("-p", "no:vram", "--db", "{folder}/monitor.db"), 40),
+    "pytest-memray": (("-p", "no:vram", "-p", "no:monitor", "--memray"), 100),
+    "pytest-monitor": (("-p", "no:vram", "--db", "{folder}/monitor.db"), 20),
 }
 SUITE = "import pytest\n\n\n@pytest.mark.parametrize('number', range({count}))\ndef test_noop(number):\n    pass\n"
 
@@ -54,8 +56,15 @@ def environment(folder: Path) -> Path:
     return python
 
 
-def seconds(python: Path, folder: Path, count: int, arguments: tuple[str, ...]) -> tuple[float, float]:
-    """Wall-clock seconds and processor time of one pytest session of ``count`` tests."""
+class Took(NamedTuple):
+    """Seconds of one session: on the clock, and of processor time."""
+
+    wall: float
+    worked: float
+
+
+def seconds(python: Path, folder: Path, count: int, arguments: tuple[str, ...]) -> Took:
+    """How long one pytest session of ``count`` tests takes."""
     suite = folder / f"suite_{count}"
     suite.mkdir(exist_ok=True)
     (suite / "test_noop.py").write_text(SUITE.format(count=count))
@@ -63,87 +72,97 @@ def seconds(python: Path, folder: Path, count: int, arguments: tuple[str, ...]) 
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += [argument.format(folder=folder) for argument in arguments]
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "PYTHONPATH"))}
-    before = _processor_time()
-    start = time.perf_counter()
-    done = subprocess.run(command, cwd=suite, env=clean, capture_output=True, text=True, timeout=600)
-    took = time.perf_counter() - start
-    if done.returncode or f"{count} passed" not in done.stdout:
-        sys.exit(f"{' '.join(command)} did not pass: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return took, _processor_time() - before
-
-
-def _processor_time() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    with tempfile.TemporaryFile("w+") as output:
+        start = time.perf_counter()
+        process = subprocess.Popen(command, cwd=suite, env=clean, stdout=output, stderr=subprocess.STDOUT)
+        _, status, used = os.wait4(process.pid, 0)
+        took = time.perf_counter() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        text = output.read()
+    if process.returncode or f"{count} passed" not in text:
+        sys.exit(f"{' '.join(command)} did not pass: {text[-3000:]}")
+    return Took(took, used.ru_utime + used.ru_stime)
 
 
 class Cost(NamedTuple):
-    """Seconds of the shortest sessions of few and of many tests: wall clock and processor time."""
+    """What one round says: microseconds per test, on the clock and worked, and seconds of a session without tests."""
 
-    few: int
-    many: int
-    wall: tuple[float, float]
-    worked: tuple[float, float]
-
-    @property
-    def each(self) -> float:
-        """Microseconds per test."""
-        return (self.wall[1] - self.wall[0]) / (self.many - self.few) * 1e6
-
-    @property
-    def cpu(self) -> float:
-        """Microseconds of processor time per test."""
-        return (self.worked[1] - self.worked[0]) / (self.many - self.few) * 1e6
-
-    @property
-    def start(self) -> float:
-        """Milliseconds of a session without tests."""
-        return self.wall[0] * 1e3 - self.each * self.few / 1e3
+    each: float
+    worked: float
+    start: float
 
 
-def measure(python: Path, folder: Path, tests: int, rounds: int) -> dict[str, Cost]:
-    """Name → what it costs, pytest's own part included."""
-    took: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    sizes = {name: (min(FEW, min(tests, most) // 2), min(tests, most)) for name, (_, most) in RUNS.items()}
-    for _ in range(rounds + 1):  # the first one fills caches
-        for name, (arguments, _most) in RUNS.items():
-            for count in sizes[name]:
-                took.setdefault((name, count), []).append(seconds(python, folder, count, arguments))
-    found: dict[str, Cost] = {}
-    for name, (few, many) in sizes.items():
-        wall = tuple(min(wall for wall, _ in took[name, count]) for count in (few, many))
-        worked = tuple(min(cpu for _, cpu in took[name, count]) for count in (few, many))
-        found[name] = Cost(few, many, (wall[0], wall[1]), (worked[0], worked[1]))
+def one(python: Path, folder: Path, name: str, tests: int) -> Cost:
+    """One round of one of the runs, pytest's own part included."""
+    arguments, most = RUNS[name]
+    many = min(tests, most)
+    few = min(FEW, many // 2)
+    small, large = (seconds(python, folder, count, arguments) for count in (few, many))
+    each = (large.wall - small.wall) / (many - few)
+    return Cost(each * 1e6, (large.worked - small.worked) / (many - few) * 1e6, small.wall - each * few)
+
+
+def measure(python: Path, folder: Path, tests: int, rounds: int) -> dict[str, list[Cost]]:
+    """Name → what each round says."""
+    found: dict[str, list[Cost]] = {name: [] for name in RUNS}
+    for number in range(rounds + 1):
+        for name in RUNS:
+            cost = one(python, folder, name, tests)
+            if number:  # the first one fills caches
+                found[name].append(cost)
     return found
 
 
-def rows(found: dict[str, Cost]) -> dict[str, dict[str, float]]:
-    """What each costs beyond pytest alone."""
+def rows(found: dict[str, list[Cost]]) -> dict[str, dict[str, Any]]:
+    """What each costs beyond pytest alone in the same round."""
     alone = found["pytest alone"]
-    table = {"pytest alone": {"per_test_us": round(alone.each, 1), "cpu_per_test_us": round(alone.cpu, 1)}}
-    for name, cost in found.items():
-        if name != "pytest alone":
-            table[name] = {
-                "per_test_us": round(cost.each - alone.each, 1),
-                "cpu_per_test_us": round(cost.cpu - alone.cpu, 1),
-                "start_ms": round(cost.start - alone.start, 1),
-            }
-    budget = table["pytest-vram, budget"]["per_test_us"]
+    table: dict[str, dict[str, Any]] = {}
+    for name, costs in found.items():
+        if name == "pytest alone":
+            beyond = [Cost(cost.each, cost.worked, cost.start) for cost in costs]
+        else:
+            beyond = [
+                Cost(cost.each - base.each, cost.worked - base.worked, cost.start - base.start)
+                for cost, base in zip(costs, alone, strict=True)
+            ]
+        table[name] = {
+            "per_test_us": round(statistics.median(cost.each for cost in beyond), 1),
+            "per_test_us_middle_half": _middle_half([cost.each for cost in beyond]),
+            "cpu_per_test_us": round(statistics.median(cost.worked for cost in beyond), 1),
+            "cpu_per_test_us_middle_half": _middle_half([cost.worked for cost in beyond]),
+            "start_ms": round(statistics.median(cost.start for cost in beyond) * 1e3, 1),
+        }
+    budget = table["pytest-vram, budget"]["cpu_per_test_us"]
     for name in PEERS:
         # Below a microsecond the ratio says more of the clock than of the plugins.
-        table[name]["times_pytest_vram"] = round(table[name]["per_test_us"] / max(budget, 1.0), 1)
+        table[name]["times_pytest_vram"] = round(table[name]["cpu_per_test_us"] / max(budget, 1.0), 1)
     return table
 
 
-def markdown(table: dict[str, dict[str, float]]) -> str:
+def _middle_half(values: list[float]) -> list[float]:
+    if len(values) < 3:
+        return [round(min(values), 1), round(max(values), 1)]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return [round(low, 1), round(high, 1)]
+
+
+def markdown(table: dict[str, dict[str, Any]]) -> str:
     """The table of the documentation."""
     lines = [
-        "| beyond pytest alone | µs per no-op test | of it processor time | once per session, ms | times pytest-vram |",
+        "| beyond pytest alone | µs of processor time per no-op test (middle half of the rounds) | µs on the clock |"
+        " once per session, ms | times pytest-vram |",
         "|---|---|---|---|---|",
     ]
     for name, row in table.items():
         if name != "pytest alone":
-            cells = [row["per_test_us"], row["cpu_per_test_us"], row["start_ms"], row.get("times_pytest_vram", "")]
+            low, high = row["cpu_per_test_us_middle_half"]
+            cells = [
+                f"{row['cpu_per_test_us']} ({low} to {high})",
+                row["per_test_us"],
+                row["start_ms"],
+                row.get("times_pytest_vram", ""),
+            ]
             lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
@@ -151,7 +170,7 @@ def markdown(table: dict[str, dict[str, float]]) -> str:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tests", type=int, default=1000)
     parser.add_argument("--folder", type=Path, help="keep the environment here, for the next time")
     parser.add_argument("--table", action="store_true", help="print the table of the documentation instead of JSON")
