@@ -13,6 +13,7 @@ from pytest_vram.readings import Measured, Reading
 from pytest_vram.readings import larger as larger_figure
 
 _MOST_SHARES = 20
+_BOOT_OF = "boot of "
 
 
 def joined(*notes: str | None) -> str | None:
@@ -49,14 +50,17 @@ def larger_of(one: Measured, two: Measured) -> Measured:
 
 
 def with_boot(run: Measured | None, boot: Measured, label: str) -> tuple[bool, Measured]:
-    """The peak of the run, or of a test's part of it, with a backend's boot peak, and whether the boot decided it."""
+    """The peak of the run, or of a test's part of it, with a backend's boot peak, and whether the boot decided it.
+
+    A peak is called a boot's only where that boot decided it.
+    """
     if isinstance(boot, Reading):
-        scope = run.scope if isinstance(run, Reading) else "run"
-        boot = msgspec.structs.replace(boot, scope=scope, note=joined(f"boot of {label}", boot.note))
-    if run is None:
-        return True, boot
-    figure = larger_of(run, boot)
-    decided = isinstance(run, Reading) and isinstance(boot, Reading) and boot.upper > run.upper
+        boot = msgspec.structs.replace(boot, scope=run.scope if isinstance(run, Reading) else "run")
+    decided = run is None or (isinstance(run, Reading) and isinstance(boot, Reading) and boot.upper > run.upper)
+    figure = boot if run is None else larger_of(run, boot)
+    if decided and isinstance(figure, Reading):
+        sentences = [one for one in (figure.note or "").split("; ") if not one.startswith(_BOOT_OF)]
+        figure = msgspec.structs.replace(figure, note=joined(f"{_BOOT_OF}{label}", *sentences))
     return decided, figure
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from pytest_vram.keeper.baselines import Baseline
@@ -132,6 +133,14 @@ def test_when_a_boot_decides(run: Reading, boot: Reading, decided: bool) -> None
     assert isinstance(peak, Reading)
     assert (found, peak.bytes, peak.upper) == (decided, max(run.bytes, boot.bytes), max(run.upper, boot.upper))
     assert ("boot of tiny#1" in (peak.note or "")) == decided
+    # Sampled figures take over each other's reasons, but not whose peak it is.
+    blurred = [msgspec.structs.replace(one, exact=False, note="not exact") for one in (run, boot)]
+    peak = with_boot(blurred[0], blurred[1], "tiny#1")[1]
+    assert isinstance(peak, Reading)
+    assert (peak.note or "").split("; ") == (["boot of tiny#1", "not exact"] if decided else ["not exact"])
+    larger = with_boot(peak, msgspec.structs.replace(blurred[1], bytes=1000, at_most=None), "tiny#2")[1]
+    assert isinstance(larger, Reading)
+    assert (larger.note or "").split("; ") == ["boot of tiny#2", "not exact"]
 
 
 def test_a_boot_has_the_scope_of_what_it_is_merged_with() -> None:
@@ -140,4 +149,6 @@ def test_a_boot_has_the_scope_of_what_it_is_merged_with() -> None:
     found = with_boot(own, figure(200), "tiny#1")[1]
     assert isinstance(found, Reading)
     assert found.scope == "own"
-    assert with_boot(None, figure(200), "tiny#1")[0]
+    decided, alone = with_boot(None, msgspec.structs.replace(own, scope="backend"), "tiny#1")
+    assert isinstance(alone, Reading)
+    assert (decided, alone.scope, alone.note) == (True, "run", "boot of tiny#1")
