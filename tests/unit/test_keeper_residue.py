@@ -367,6 +367,16 @@ def test_a_peak_between_two_reads() -> None:
     assert window.close()[0] == ("test_a", 2048, 0, 0, 0)
 
 
+def test_a_peak_that_is_the_mark_of_another_process() -> None:
+    """It has nothing of what still lies beside it."""
+    machine = leaking()
+    machine.join(20, held=100 * MIB, parent=CONTROLLER)
+    window = Window(machine)
+    window.read()
+    window.read(marks={CONTROLLER: 3 * GIB, 20: 6 * GIB})
+    assert window.close()[0] == ("test_a", 2048, 2048, 0, 0)
+
+
 def test_a_process_that_was_left_and_ends() -> None:
     """What ended before the peak is in none of it, whatever has its PID by then."""
     machine = Machine()
