@@ -17,6 +17,7 @@ from types import FrameType
 import pytest
 
 from pytest_vram.errors import KeeperError, KeeperLost
+from pytest_vram.journal import Journal
 from pytest_vram.keeper import KeeperClient, start_time, wire
 from pytest_vram.keeper.messages import Closed, Figures, Hello, Note, Now, Open, Opened, Peek, Status, Welcome
 from tests.conftest import Inner
@@ -240,24 +241,39 @@ def test_last(vram):
 """
 
 
+HOLDER = """
+import time
+from pathlib import Path
+from pytest_vram import serial_only
+
+@serial_only()
+def test_holds():
+    Path("held").touch()
+    while not Path("go").exists():
+        time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def holder(pytester: pytest.Pytester) -> Iterator[Path]:
+    """The folder of another run whose test has the device to itself until there is a file ``go``."""
+    folder = pytester.mkdir("holder")
+    (folder / "test_holder.py").write_text(HOLDER)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--vram-device=cpu", "--vram-budget=1GB"]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
+    assert until((folder / "held").exists, 30)
+    yield folder
+    (folder / "go").touch()
+    process.wait(30)
+
+
 @pytest.mark.parametrize("method", ["signal", "thread"])
-def test_time_limits_of_tests(pytester: pytest.Pytester, inner: Inner, method: str) -> None:
+def test_time_limits_of_tests(pytester: pytest.Pytester, inner: Inner, holder: Path, method: str) -> None:
     """A test whose time is over while it waits for its lease fails; the tests after it go on, or the run ends."""
     pytest.importorskip("pytest_timeout")
-    holder = pytester.mkdir("holder") / "test_holder.py"
-    holder.write_text(
-        "import time\nfrom pytest_vram import serial_only\n"
-        "@serial_only()\ndef test_holds():\n    open('held', 'w').close()\n    time.sleep(4)\n"
-    )
     suite = pytester.makepyfile(test_waiting=SUITE)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--vram-device=cpu", "--vram-budget=1GB"]
-    first = subprocess.Popen([*command, "."], cwd=holder.parent, stdout=subprocess.DEVNULL)
-    try:
-        assert until(lambda: (holder.parent / "held").exists(), 30)
-        result = inner("--vram-device=cpu", "--vram-budget=1GB", f"--timeout-method={method}", str(suite))
-    finally:
-        first.kill()
-        first.wait()
+    threading.Timer(4.0, (holder / "go").touch).start()
+    result = inner("--vram-device=cpu", "--vram-budget=1GB", f"--timeout-method={method}", str(suite))
     text = result.stdout.str() + result.stderr.str()
     assert "INTERNALERROR" not in text
     if method == "signal":
@@ -265,6 +281,28 @@ def test_time_limits_of_tests(pytester: pytest.Pytester, inner: Inner, method: s
         assert "Timeout (>1.0s)" in text
     else:
         assert "Timeout" in text
+
+
+def test_a_keeper_that_is_killed_while_a_test_waits(pytester: pytest.Pytester, holder: Path) -> None:
+    """A test that only waits for its lease has not begun: it waits at the next keeper, and passes."""
+    pytest.importorskip("xdist")
+    suite = pytester.makepyfile(test_waiting=SUITE.replace("@pytest.mark.timeout(1)\n", ""))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--vram-device=cpu", "--vram-budget=1GB"]
+    process = subprocess.Popen([*command, "-n2", str(suite)], cwd=pytester.path, stdout=subprocess.PIPE, text=True)
+
+    def waiting() -> list[int]:
+        for path in (pytester.path / ".vram" / "runs").glob("*/journal.jsonl"):
+            lines = list(Journal(path))
+            if any(line["kind"] == "lease" for line in lines):
+                return [line["pid"] for line in lines if line["kind"] == "keeper"]
+        return []
+
+    assert until(lambda: bool(waiting()), 30)
+    os.kill(waiting()[-1], signal.SIGKILL)
+    assert until(lambda: len(waiting()) == 2, 30)
+    (holder / "go").touch()
+    text, _ = process.communicate(timeout=60)
+    assert "3 passed" in text
 
 
 def test_a_time_limit_while_the_test_is_judged(pytester: pytest.Pytester, inner: Inner) -> None:
