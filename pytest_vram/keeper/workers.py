@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pytest_vram.keeper.room import Room
 
 #: Seconds without a test after which a pytest process is not expected to give anything back by itself.
-RESTS = 2.0
+RESTS = 5.0
 #: In place of a PID: processes that came from some pytest process of the run, nobody knows from which.
 NOBODY = 0
 

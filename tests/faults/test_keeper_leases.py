@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -15,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from pytest_vram.keeper import KeeperClient
-from pytest_vram.keeper.messages import Close, Leave, Open, Opened
+from pytest_vram.errors import KeeperError
+from pytest_vram.keeper.messages import Close, Finish, Leave
 from pytest_vram.keeper.telling import waiting_lines
 from pytest_vram.leases import FOLDER_VARIABLE, Gate
 from pytest_vram.readings import Reading
@@ -36,8 +37,8 @@ from tests.faults.keeper_kit import (
     until,
     wait_up,
 )
+from tests.faults.lease_kit import MB, Asking, host, waiting
 
-MB = 10**6
 BUDGET = Limits(text="1GB", each=1000 * MB)
 
 
@@ -61,51 +62,42 @@ def new_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
     yield make
     for run in runs:
-        run.close()
+        finish(run)
 
 
-class Asking(threading.Thread):
-    """A test that asks in a thread; ``window`` once it was let in."""
-
-    def __init__(self, client: KeeperClient, name: str, **more: Any) -> None:
-        super().__init__(daemon=True)
-        self.client = client
-        self.request = Open(kind="test", name=name, **more)
-        self.reply: Opened | None = None
-        self.start()
-
-    def run(self) -> None:
-        reply = self.client.call(self.request)
-        assert isinstance(reply, Opened)
-        self.reply = reply
-
-    @property
-    def window(self) -> int:
-        self.join(10)
-        assert self.reply is not None, f"{self.request.name} was not let in"
-        return self.reply.window
-
-    def waits(self) -> bool:
-        """Whether it stands among those who wait."""
-        name = self.request.name
-        return until(lambda: any(row["name"] == name for row in waiting(self.client)))
+def finish(run: Run) -> None:
+    """End a run in order, which takes less time than a controller that is gone."""
+    with contextlib.suppress(KeeperError):
+        run.client().call(Finish(outcome="0"), 10)
+    run.close()
 
 
-def waiting(client: KeeperClient, *, mine: bool = True) -> list[dict[str, Any]]:
-    """Those who wait at the keeper of this client, which may itself be waiting."""
-    viewer = KeeperClient(client._path, role="viewer")
-    rows = [row for row in status(viewer).waiting if row["mine"] or not mine]
-    viewer.close()
-    return rows
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """One run for all tests that need no more than one."""
+    path = tmp_path_factory.mktemp("shared")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FOLDER_VARIABLE, str(path / "leases"))
+        made = Run(path, budget=BUDGET).start()
+    made.client()
+    yield made
+    finish(made)
 
 
-def host(megabytes: int) -> dict[str, int]:
-    return {"host": megabytes * MB}
+@pytest.fixture
+def run(shared: Run) -> Iterator[Run]:
+    """That run; what a test opened in it is given back, and the journal begins with the test."""
+    begin = time.monotonic_ns()
+    one = Run(shared.folder, run=shared.id, socket=shared.launch.socket)
+    one.journal = lambda kind: [line for line in shared.journal(kind) if line["t"] >= begin]  # type: ignore[method-assign]
+    yield one
+    for client in one.clients:
+        client.close()
+    assert until(lambda: not status(shared.clients[0]).windows)
 
 
-def test_needs_of_one_run(new_run: Callable[..., Run]) -> None:
+def test_needs_of_one_run(run: Run) -> None:
     """A test waits while its need does not fit beside the others', and hears who held it."""
-    run = new_run().start()
     client, second, third = run.client(), run.client("worker"), run.client("worker")
     first = opened(client, "first", need=host(600))
     fits = opened(second, "fits", need=host(400))
@@ -125,9 +117,8 @@ def test_needs_of_one_run(new_run: Callable[..., Run]) -> None:
 
 @pytest.mark.parametrize("alone", [False, True], ids=["need", "alone"])
 @pytest.mark.parametrize("by", ["leave", "end"])
-def test_a_lease_lasts_until_the_test_leaves(new_run: Callable[..., Run], alone: bool, by: str) -> None:
+def test_a_lease_lasts_until_the_test_leaves(run: Run, alone: bool, by: str) -> None:
     """The window closes before the teardown; the lease is free when the test says so, or its connection ends."""
-    run = new_run().start()
     client, worker, third = run.client(), run.client("worker"), run.client("worker")
     asked: dict[str, Any] = {"exclusive": True} if alone else {"need": host(600)}
     window = opened(worker, "first", **asked)
@@ -144,9 +135,8 @@ def test_a_lease_lasts_until_the_test_leaves(new_run: Callable[..., Run], alone:
     closed(client, waits.window)
 
 
-def test_a_need_beyond_everything_runs_alone(new_run: Callable[..., Run]) -> None:
+def test_a_need_beyond_everything_runs_alone(run: Run) -> None:
     """A need above the ceiling waits until nothing else is held, and is then let in to be judged."""
-    run = new_run().start()
     client, second = run.client(), run.client("worker")
     first = opened(client, "first", need=host(100))
     large = Asking(second, "large", need=host(5000))
@@ -215,11 +205,9 @@ def test_serial_tests_between_runs(new_run: Callable[..., Run]) -> None:
     closed(later_client, later.window)
 
 
-def test_a_process_at_its_gate_keeps_a_serial_test_waiting(new_run: Callable[..., Run], folder: Path) -> None:
+def test_a_process_at_its_gate_keeps_a_serial_test_waiting(run: Run) -> None:
     """Tests that ask nobody are seen by who wants the device alone, and find their gate closed meanwhile."""
-    run = new_run().start()
     client = run.client()
-    assert client.welcome.lease_folder == str(folder)
     code = """
 import os, sys
 from pathlib import Path
@@ -231,7 +219,7 @@ for line in sys.stdin:
     print(gate.enter(), flush=True)
 """
     with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", code, str(folder), *client.welcome.lease_devices],
+        [sys.executable, "-W", "ignore", "-c", code, client.welcome.lease_folder, *client.welcome.lease_devices],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -248,9 +236,8 @@ for line in sys.stdin:
         process.stdin.close()
 
 
-def test_a_test_inside_its_own_gate_is_let_in(new_run: Callable[..., Run], folder: Path) -> None:
+def test_a_test_inside_its_own_gate_is_let_in(run: Run) -> None:
     """A test that entered its gate and then asks for a window does not wait for the one who waits for its gate."""
-    run = new_run().start()
     client = run.client()
     code = """
 import os, sys
@@ -294,9 +281,8 @@ sys.stdin.read()
 """
 
 
-def test_kill_of_a_worker_frees_its_lease(new_run: Callable[..., Run]) -> None:
+def test_kill_of_a_worker_frees_its_lease(run: Run) -> None:
     """A killed worker's lease is free within 0.2 s, and the servers of the run live on."""
-    run = new_run().start()
     client = run.client()
     running = acquire(client, plan())
     with subprocess.Popen(
@@ -436,9 +422,8 @@ def test_a_need_covers_its_backend(new_run: Callable[..., Run]) -> None:
     closed(worker, window)
 
 
-def test_a_backend_alone(new_run: Callable[..., Run]) -> None:
+def test_a_backend_alone(run: Run) -> None:
     """A test that needs its backend alone shares the device but not the backend."""
-    run = new_run().start()
     client, worker, third = run.client(), run.client("worker"), run.client("worker")
     made = plan()
     first = opened(client, "first", uses=[made.key], alone=[made.key])

@@ -18,25 +18,25 @@ pytest.importorskip("xdist")
 BUDGET = f"--vram-budget={suites.CAPACITY // 10**6}MB"
 
 
-def test_needs_serial_tests_and_others_on_four_workers(pytester: pytest.Pytester, inner: Inner) -> None:
+def test_needs_serial_tests_and_others_on_several_workers(pytester: pytest.Pytester, inner: Inner) -> None:
     """Nothing beyond capacity, nobody beside a serial test, nobody passed too often, and everything runs."""
     path = pytester.path / "test_needs.py"
-    log = suites.write(path, 1, "serial", tests=24, seconds=(0.02, 0.05))
-    inner("-n4", "--vram-device=cpu", BUDGET).assert_outcomes(passed=24)
+    log = suites.write(path, 1, "serial", tests=16, seconds=(0.02, 0.05))
+    inner("-n3", "--vram-device=cpu", BUDGET).assert_outcomes(passed=16)
     found = suites.leases(suites.journal(pytester.path))
-    assert len(found) == 18
+    assert len(found) == 12
     assert 0 < suites.most_held(found) <= suites.CAPACITY
     assert max(lease.passed for lease in found) <= MOST_PASSED
-    assert len(suites.serial(path)) == 6
+    assert len(suites.serial(path)) == 4
     assert suites.overlaps(log, suites.serial(path)) == []
     assert suites.widest(log) > 1
 
 
 def test_unmarked_tests_run_as_wide_as_there_are_workers(pytester: pytest.Pytester, inner: Inner) -> None:
     """Tests without needs do not wait for each other."""
-    log = suites.write(pytester.path / "test_plain.py", 1, "plain", tests=12, seconds=(0.2, 0.2))
-    inner("-n4", "--vram-device=cpu", BUDGET).assert_outcomes(passed=12)
-    assert suites.widest(log) == 4
+    log = suites.write(pytester.path / "test_plain.py", 1, "plain", tests=6, seconds=(0.2, 0.2))
+    inner("-n2", "--vram-device=cpu", BUDGET).assert_outcomes(passed=6)
+    assert suites.widest(log) == 2
     assert suites.leases(suites.journal(pytester.path)) == []
 
 
@@ -46,23 +46,33 @@ def test_two_runs_at_once(pytester: pytest.Pytester) -> None:
     folders = [pytester.path / name for name in ("one", "two")]
     names: set[str] = set()
     processes = []
-    for seed, folder in enumerate(folders):
+    for seed, (folder, workers) in enumerate(zip(folders, ([], ["-n2"]), strict=True)):
         folder.mkdir()
         path = folder / "test_needs.py"
-        suites.write(path, seed, "serial", tests=16, seconds=(0.02, 0.05))
+        suites.write(path, seed, "serial", tests=8, seconds=(0.02, 0.05))
         text = path.read_text().replace(str(folder / "ran.txt"), str(log))
         text = text.replace("def test_", f"def test_{folder.name}_").replace('("test_', f'("test_{folder.name}_')
         path.write_text(text)
         names |= suites.serial(path)
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n2", "--vram-device=cpu", BUDGET]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--vram-device=cpu",
+            BUDGET,
+            *workers,
+        ]
         processes.append(subprocess.Popen([*command, "."], cwd=folder, stdout=subprocess.PIPE, text=True))
     for process in processes:
         output, _ = process.communicate(timeout=100)
-        assert "16 passed" in output
+        assert "8 passed" in output
     found = [lease for folder in folders for lease in suites.leases(suites.journal(folder))]
     assert 0 < suites.most_held(found) <= suites.CAPACITY
     assert max(lease.passed for lease in found) <= MOST_PASSED
-    assert len(names) == 8
+    assert len(names) == 4
     assert suites.overlaps(log, names) == []
 
 
@@ -201,7 +211,7 @@ def test_a_folder_that_cannot_be_used_is_told(
     assert len([text for text in warnings if "is not a folder" in text]) == 1
 
 
-@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["alone", "workers"])
+@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["alone", "workers"])
 def test_who_waits_is_told(pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
     """A test that waits for another run says in the terminal for what, and who holds it."""
     pytester.makepyfile(
