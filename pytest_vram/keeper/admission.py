@@ -125,6 +125,10 @@ class Admission:
         """The test of this ticket uses the backend of this plan from now on."""
         ticket.uses.add(plan)
 
+    def keeps(self, plan: str) -> bool:
+        """Whether a test that is not over, teardown included, was let in for the backend of this plan."""
+        return any(plan in ticket.uses for ticket in self._running.values())
+
     def close(self) -> None:
         """The run is over: everything is given back."""
         self._disarm()

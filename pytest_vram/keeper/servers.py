@@ -308,7 +308,7 @@ class Servers:
                     continue
                 # Its end may be so recent that it was not noticed yet.
                 await self._lost(server)
-            elif self._windows.using(server):
+            elif self._windows.using(server) or self._windows.admission.keeps(server.key):
                 continue
             elif server.name == plan.name:
                 await self._stop(server, "another variant of the backend is started")

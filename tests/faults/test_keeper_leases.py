@@ -407,6 +407,22 @@ def test_idle_backends_make_room_for_other_runs(new_run: Callable[..., Run]) -> 
     closed(other, window)
 
 
+def test_a_backend_outlives_the_teardown_of_its_test(run: Run) -> None:
+    """Another variant that is started meanwhile does not end the backend of a test whose teardown is to come."""
+    client, worker = run.client(), run.client("worker")
+    one, two = plan(name="variants"), plan("other", name="variants")
+    window = opened(client, "first", uses=[one.key])
+    kept = acquire(client, one, window)
+    closed(client, window, leave=False)
+    second = acquire(worker, two)
+    assert not gone(kept.pid)
+    client.send(Leave(window=window))
+    status(client)
+    acquire(worker, plan("third", name="variants"))
+    assert gone(kept.pid)
+    assert gone(second.pid)
+
+
 def test_a_need_covers_its_backend(new_run: Callable[..., Run]) -> None:
     """What the backend of a test holds is within its need; tests that share it need little more each."""
     run = new_run(budget=SMALL).start()
