@@ -63,7 +63,8 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
                 check="keeper",
                 verdict="error",
                 section="keeper",
-                text=f"the keeper of this run was lost during this test, so its memory cannot be judged: {attempt.trouble}",
+                text="the keeper of this run was lost during this test, so its memory cannot be judged:"
+                f" {attempt.trouble}",
             )
         )
     ledger: Ledger | None = None

@@ -11,7 +11,7 @@ from .requirements import need
 
 if TYPE_CHECKING:
     from pytest_vram.backends import Pool, RunningBackend
-    from pytest_vram.run import Meter
+    from pytest_vram.meter import Meter
 
 
 def test_deployment_boots_under_its_budget(vram: Meter, vram_backend: RunningBackend, vram_backends: Pool) -> None:

@@ -13,7 +13,7 @@ from .requirements import context_per_slot, hold, need, need_measurements
 
 if TYPE_CHECKING:
     from pytest_vram.backends import Pool
-    from pytest_vram.run import Meter
+    from pytest_vram.meter import Meter
 
 TOLERANCE = 64 * MIB
 TURNS = 5

@@ -456,8 +456,8 @@ class Done(_Message, frozen=True, kw_only=True):
 class State(_Message, frozen=True, kw_only=True):
     """Everything alive, for people and for tests. ``held``: what the run holds at the last sample, as in peaks.
 
-    For the controller, which asks at the end: ``over``, every time at which the budget was broken; ``peak`` of the whole
-    run, where there is a budget; and ``residues``, what tests have left behind until now.
+    For the controller, which asks at the end: ``over``, every time at which the budget was broken; ``peak`` of the
+    whole run, where there is a budget; and ``residues``, what tests have left behind until now.
 
     :ivar warnings: what somebody must know of the leases: folders and files that cannot be used.
     """

@@ -107,8 +107,11 @@ class Overs:
             one.before = test
 
     def ended(self, test: str, begin: int, end: int, *, judged: bool) -> None:
-        """The window of a test is closed. :param judged: it was that test's alone, which so is judged by it, or that of a
-        process that is gone, whose tests are errors."""
+        """The window of a test is closed.
+
+        :param judged: it was that test's alone, which so is judged by it, or that of a process that is gone, whose
+            tests are errors.
+        """
         self._last_test = test
         if judged:
             for one in self._known:

@@ -31,7 +31,7 @@ VARIABLE = "PYTEST_VRAM_RPC"
 START_TIMEOUT = 20.0
 _PR_SET_PDEATHSIG = 1
 _TRIES = 3
-#: What is freed goes back at once: a C library that keeps it for later would make the device smaller for the next client.
+#: What is freed goes back at once: a C library that keeps it for later makes the device smaller for the next client.
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_ARENA_MAX": "1"}
 
 

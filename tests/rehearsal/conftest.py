@@ -65,9 +65,7 @@ def rehearse(tmp_path: Path) -> Iterator[Callable[..., Rehearsal]]:
     """Starts runs on the device kind that is named, with these specs; all end with the test."""
     made: list[Rehearsal] = []
 
-    def start(
-        *specs: BackendSpec, kind: str = "cpu", rpc: Sequence[str] = (), emulate: int | None = None
-    ) -> Rehearsal:
+    def start(*specs: BackendSpec, kind: str = "cpu", rpc: Sequence[str] = (), emulate: int | None = None) -> Rehearsal:
         folder = tmp_path / f"run{len(made)}"
         folder.mkdir()
         made.append(Rehearsal(folder, kind, rpc, specs, emulate))
