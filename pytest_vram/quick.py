@@ -1,7 +1,7 @@
 """Short tests that ask for nothing share one window, so that each of them costs next to nothing.
 
 A window costs two round trips to the keeper. Tests without a marker or fixture of this package that follow each other
-share one: it is opened before the first of them, and closed as soon as it is one sampling interval old, or before a
+share one: it is opened before the first of them, and closed as soon as it is two sampling intervals old, or before a
 test that has a window of its own. A test that lasts an interval or longer closes it at its own end, before its report
 is made, and so is judged as ever; so does every test of a process in which torch uses CUDA, whose allocator knows peaks
 that no sample sees, but not when they were. Where several tests shared a window that broke a limit,
@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 
 #: Folder in the run's own, of its gates where runs do not share any (:mod:`pytest_vram.keeper.meeting`).
 OWN_GATES = "leases"
-#: Intervals after which a shared window is closed also where that has to wait for a keeper that is behind.
+#: Intervals after which a shared window is closed. A window costs as much as 20 of its tests, and the times over the
+#: budget tell them apart in a longer one as well.
+_DUE = 2
+#: Intervals after which that is done also where that has to wait for a keeper that is behind.
 _OLDEST = 20
 #: Node id, outcome, seconds, attempt, reason, and whether the findings are about this test.
 Row = tuple[str, Outcome, float, int, str | None, bool]
@@ -190,14 +193,14 @@ class Shared:
     # ------------------------------------------------------------ tests
 
     def is_due(self) -> bool:
-        """Whether the shared window is an interval old, and the keeper has time for the next one.
+        """Whether the shared window is old enough, and the keeper has time for the next one.
 
         A busy machine is no reason to wait for it after each test; but no window grows older than a few intervals.
         """
         if self._window is None:
             return False
         age = self._clock() - self._window.opened
-        return age >= self.interval and (age >= self.interval * _OLDEST or self.run.caught_up())
+        return age >= self.interval * _DUE and (age >= self.interval * _OLDEST or self.run.caught_up())
 
     def lasted(self, test: Quick) -> bool:
         """Whether a test lasted an interval or longer, so that its own report must carry its verdict."""
@@ -492,7 +495,7 @@ def _row(test: Quick, findings: list[Finding]) -> Row:
 
 
 def _shared_by(peaks: dict[str, Measured], count: int) -> dict[str, Measured]:
-    note = f"shared by {count} tests that ran within one sampling interval"
+    note = f"shared by {count} tests that ran within a few sampling intervals"
     return {
         label: msgspec.structs.replace(peak, note="; ".join(filter(None, (peak.note, note))))
         if isinstance(peak, Reading)
