@@ -110,6 +110,9 @@ def blamed(
             # Torch's allocator knows of it, and is asked at the end of each test that it is loaded in.
             sure[tests[-1]] = None
             continue
+        own = closed.own.get(label)
+        if isinstance(own, Reading) and own.upper == 0:
+            continue  # all of it is of tests of other workers, whose own windows saw it as well
         overs = [over for over in closed.over if over.device == label and over.limit == limit]
         if not overs:
             moment = closed.peak_at.get(label)
@@ -122,12 +125,12 @@ def blamed(
         for over in overs:
             last = moved.get((label, over.begin), over)
             here, maybe = suspects(last, [*before, *neighbours])
-            own = [test for test in here if test in tests or (test in after and (label, over.begin) not in moved)]
+            mine = [test for test in here if test in tests or (test in after and (label, over.begin) not in moved)]
             met = [
                 test for test in tests if test not in here and test.start > last.at and test.ran(over.begin, last.last)
             ]
             if here:
-                (unsure if maybe else sure).update(dict.fromkeys(own))
+                (unsure if maybe else sure).update(dict.fromkeys(mine))
                 if any(test in before for test in here):
                     victims.update(dict.fromkeys(met))
             else:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pytest_vram.blame import Quick, suspects
 from pytest_vram.keeper.messages import Closed, Over, Residue
 from pytest_vram.needs import Plan
+from pytest_vram.readings import Reading
 from pytest_vram.run import Attempt
 from tests.unit.test_quick import MS, Clock, FakeRun, closed, outcomes, series
 
@@ -191,6 +192,17 @@ def test_a_leftover_that_was_seen_in_time_excuses() -> None:
     assert mine.verdict == "error"
     assert name in mine.findings[0].text.splitlines()[0]
     assert outcomes(shared.pending) == {"0": "failed", "1": "failed"}
+
+
+def test_what_other_workers_hold_fails_nobody_here() -> None:
+    """A worker whose processes held nothing did not break the budget, and does not answer for it either."""
+    nothing = Reading(bytes=0, source="host-hwm", scope="own", device="host", exact=True)
+    shared, _ = series(
+        FakeRun(saw(over(1, 2, 3, 3, 9), t1=10, own={"host": nothing})), [(0, 4 * MS), (5 * MS, 6 * MS)], Clock()
+    )
+    shared.close()
+    assert outcomes(shared.pending) == {"0": "passed", "1": "passed"}
+    assert [begin for batch in shared.pending for begin in batch.begins] == []
 
 
 def test_a_test_that_torch_knows_of_is_alone() -> None:
