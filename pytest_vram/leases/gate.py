@@ -3,6 +3,9 @@
 One small file per device, of which single bytes are locked (POSIX record locks, which the kernel frees with the
 process that holds them). Byte 0 is the *turnstile*: whoever enters holds it for a moment, and who wants the device
 alone keeps it. Each process inside holds the byte of its own PID, so that who is inside can be asked without a list.
+
+At the gate of those that have named no device several may keep others out, each for a device of its own: there the
+turnstile is kept together, and whoever enters has it for a moment alone.
 """
 
 from __future__ import annotations
@@ -90,7 +93,7 @@ class Gate:
         done = 0
         for file in self._files:
             # A test within a test of the same process is inside already.
-            if not file.inside and not _enter(file.fd, self._pid):
+            if not file.inside and not _enter(file.fd, self._pid, any_device=file.path.name == file_name(_ANY)):
                 break
             file.inside += 1
             done += 1
@@ -152,17 +155,21 @@ class Turnstiles:
         """Whether there are gates at all; without them nobody is kept out, and nobody is seen inside."""
         return bool(self._fds)
 
+    @property
+    def _own(self) -> list[int]:
+        return self._fds[1:] or self._fds
+
     def enter(self) -> bool:
         """Go in on every device, if nobody wants one of them alone."""
         # With devices of its own, "any" is for those that have not named theirs.
-        if all(_enter(fd, self._pid) for fd in self._fds[1:] or self._fds):
+        if all(_enter(fd, self._pid, any_device=fd == self._fds[0]) for fd in self._own):
             return True
         self.leave()
         return False
 
     def admitted(self) -> None:
         """Go in although somebody may wait for it, because that one came later."""
-        for fd in self._fds[1:] or self._fds:
+        for fd in self._own:
             try_lock(fd, _INSIDE + self._pid, exclusive=True)
 
     def leave(self) -> None:
@@ -173,7 +180,7 @@ class Turnstiles:
     def close(self) -> bool:
         """Let nobody in any more, if nobody else does so; whether that is so now. Who is inside stays."""
         if not self.closed:
-            self.closed = all(try_lock(fd, _TURNSTILE, exclusive=True) for fd in self._fds)
+            self.closed = all(try_lock(fd, _TURNSTILE, exclusive=fd != self._fds[0]) for fd in self._fds)
             if not self.closed:
                 self.reopen()
         return self.closed
@@ -186,8 +193,8 @@ class Turnstiles:
 
     def closed_by(self) -> int | None:
         """PID of another process that keeps people out, or ``None``."""
-        for fd in self._fds[1:] or self._fds:
-            found = lock_holder(fd, _TURNSTILE, 1, exclusive=False)
+        for fd in self._own:
+            found = lock_holder(fd, _TURNSTILE, 1, exclusive=fd == self._fds[0])
             if found is not None:
                 return found[1]
         return None
@@ -243,8 +250,8 @@ def open_shared(path: Path) -> int | None:
     return fd
 
 
-def _enter(fd: int, pid: int) -> bool:
-    if not try_lock(fd, _TURNSTILE, exclusive=False):
+def _enter(fd: int, pid: int, *, any_device: bool) -> bool:
+    if not try_lock(fd, _TURNSTILE, exclusive=any_device):
         return False
     inside = try_lock(fd, _INSIDE + pid, exclusive=True)
     unlock(fd, _TURNSTILE)

@@ -102,6 +102,22 @@ def test_a_gate_is_of_its_devices(tmp_path: Path, other: Other) -> None:
         gate.close()
 
 
+def test_devices_are_had_alone_side_by_side(tmp_path: Path, other: Other) -> None:
+    """Two may have a device of their own alone at the same time; who names no device waits for both."""
+    stiles = Turnstiles(tmp_path, ["second"])
+    gate = Gate(tmp_path, "me", os.getpid())
+    assert other("stiles.close()") == "True"
+    assert stiles.closed_by() is None
+    assert stiles.close()
+    # This process holds its own lock; whether the gate is shut is seen from another one.
+    other("stiles.reopen()")
+    assert other("Gate(folder, 'third', os.getpid()).enter()") == "False"
+    stiles.reopen()
+    assert other("Gate(folder, 'third', os.getpid()).enter()") == "True"
+    gate.close()
+    stiles.give_up()
+
+
 def test_a_dead_process_is_not_inside(tmp_path: Path, other: Other) -> None:
     """Gates and turnstiles are free the moment their process is dead."""
     stiles = Turnstiles(tmp_path, ["gpu"])
