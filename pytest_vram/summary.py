@@ -34,6 +34,8 @@ from pytest_vram.units import mib
 
 KEPT = 10
 _MOST_LEFT = 5
+#: A read of all devices takes 0.1 to 30 ms; between windows one is made every 100 ms.
+_SLOW_MS = 250.0
 RUN_FILE = "run.json"
 REPORT_FILE = "report.json"
 _WORDS = {
@@ -288,6 +290,7 @@ class Collector:
         warnings.extend(self._left_behind())
         warnings.extend(self._spilled())
         warnings.extend(self._state.warnings if self._state else ())
+        warnings.extend(_slow(self._state))
         if self._state and self._state.journal_trouble:
             warnings.append(f"the journal is incomplete: {self._state.journal_trouble}")
         folder = Path(self.identity.folder)
@@ -437,6 +440,17 @@ def _late_report(late: Late) -> pytest.TestReport:
 
 def _is_unicode() -> bool:
     return (sys.stdout.encoding or "ascii").lower().replace("-", "").startswith("utf")
+
+
+def _slow(state: State | None) -> list[str]:
+    """That reading the devices takes so long that it holds up the tests; nothing on a machine in order."""
+    interval = state.sampling.interval_ms if state is not None and state.sampling is not None else None
+    if interval is None or interval < _SLOW_MS:
+        return []
+    return [
+        f"the driver is slow: it was read only every {interval / 1e3:.1f} s, each test waits for some of these reads,"
+        " and of what was held between two of them nothing is known; `nvidia-smi` shows whether it is slow for others"
+    ]
 
 
 def _readings(figures: Mapping[str, Measured]) -> dict[str, Reading]:

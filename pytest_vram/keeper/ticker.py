@@ -15,6 +15,9 @@ from collections.abc import Callable
 
 from pytest_vram.measure import syscalls
 
+#: After a tick that takes longer than a period, others have the loop for this part of its time, or for a period.
+_REST = 8
+
 
 class Ticker:
     """Calls ``tick`` at multiples of a period, fast or slow, with the number of periods since the last call.
@@ -31,6 +34,8 @@ class Ticker:
         self._handle: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._broken: asyncio.Future[None] | None = None
+        #: When a tick began that took longer than a period, ns; 0 where the last one did not.
+        self._begun = 0
 
     async def run(self) -> None:
         """Tick until cancelled, or until ``tick`` raises, which is raised here."""
@@ -63,15 +68,16 @@ class Ticker:
             self._now = self._idle
             self._arm()
 
-    def _arm(self) -> None:
+    def _arm(self, period: int | None = None) -> None:
         if self._broken is None:
             return
+        period = self._now if period is None else period
         if self._timer >= 0:
-            syscalls.set_timer(self._timer, self._now)
+            syscalls.set_timer(self._timer, period)
             return
         if self._handle is not None:
             self._handle.cancel()
-        self._due = time.monotonic() + self._now / 1e9
+        self._due = time.monotonic() + period / 1e9
         self._handle = asyncio.get_running_loop().call_at(self._due, self._passed)
 
     def _expired(self) -> None:
@@ -89,8 +95,18 @@ class Ticker:
         self._call(periods)
 
     def _call(self, periods: int) -> None:
+        began, before = time.monotonic_ns(), self._begun
+        if before:
+            periods = max(1, (began - before) // self._now)
         try:
             self._tick(periods)
+            took = time.monotonic_ns() - began
+            self._begun = began if took >= self._now else 0
+            if self._begun:
+                # The next one is due already, and so it would be after each: who else waits for the loop comes first.
+                self._arm(min(self._now, took // _REST))
+            elif before:
+                self._arm()
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends the ticks and is raised by run()
             if self._broken is not None and not self._broken.done():
                 self._broken.set_exception(error)

@@ -146,3 +146,12 @@ def test_a_run_that_is_over_gets_no_second_keeper(pytester: pytest.Pytester) -> 
     lines = list(Journal(pytester.path / "journal.jsonl"))
     assert lines[-1]["kind"] == "end"
     assert len([line for line in lines if line["kind"] == "keeper"]) == 1
+
+
+def test_a_slow_driver_is_said_once(pytester: pytest.Pytester, inner: Inner, driver: FakeDriver) -> None:
+    """Where a read takes long, the summary says why the tests took so long."""
+    pytester.makepyfile("from pytest_vram import max_vram\n@max_vram('1GB')\ndef test_it(): pass\n")
+    assert "slow" not in inner(*ARGUMENTS).stdout.str()
+    driver.fail("memory", "OK", hang=300)
+    text = inner(*ARGUMENTS).stdout.str()
+    assert text.count("the driver is slow: it was read only every 0.") == 1

@@ -78,6 +78,53 @@ def test_what_was_missed_is_counted() -> None:
 
 
 @pytest.mark.usefixtures("timers")
+def test_slow_ticks_leave_time_for_others() -> None:
+    """Where each tick takes longer than a period, whoever else waits for the loop has many turns between two of them."""
+    told: list[int] = []
+    turns = 0
+
+    def tick(periods: int) -> None:
+        told.append(periods)
+        time.sleep(0.05)
+
+    ticker = Ticker(10 * MS, 100 * MS, tick)
+    ticker.fast()
+
+    async def drive() -> None:
+        nonlocal turns
+        task = asyncio.ensure_future(ticker.run())
+        while len(told) < 1:
+            await asyncio.sleep(0.001)
+        while len(told) < 4:
+            await asyncio.sleep(0)
+            turns += 1
+        task.cancel()
+        await asyncio.wait({task})
+
+    asyncio.run(asyncio.wait_for(drive(), 20))
+    assert turns > 30
+    assert all(periods >= 5 for periods in told[2:])
+
+
+@pytest.mark.usefixtures("timers")
+def test_after_a_slow_tick_it_is_as_fast_as_before() -> None:
+    """One tick that takes long changes nothing for those after it."""
+    told: list[int] = []
+
+    def tick(periods: int) -> None:
+        told.append(periods)
+        if len(told) == 2:
+            time.sleep(0.03)
+
+    ticker = Ticker(5 * MS, 100 * MS, tick)
+    ticker.fast()
+    run(ticker, lambda: len(told) >= 4)
+    began, count = time.monotonic_ns(), len(told)
+    run(ticker, lambda: len(told) >= count + 10)
+    assert sum(told[count:]) <= 2 + (time.monotonic_ns() - began) // (5 * MS)
+
+
+@pytest.mark.usefixtures("timers")
 def test_fast_and_slow() -> None:
     """It begins slowly; a call makes it fast at once, and another slow again."""
     told: list[int] = []
