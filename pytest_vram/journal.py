@@ -94,10 +94,12 @@ class Writer:
 def ended_in_order(path: Path) -> bool:
     """Whether the last line says that the controller has ended the run; only the end of the file is read."""
     try:
+        if not path.is_file():  # a pipe has no end, nor has a device
+            return False
         with path.open("rb") as stream:
             stream.seek(0, os.SEEK_END)
             stream.seek(max(0, stream.tell() - _LAST))
-            lines = stream.read().rstrip(b"\n").rsplit(b"\n", 1)
+            lines = stream.read(_LAST).rstrip(b"\n").rsplit(b"\n", 1)
         line = msgspec.json.decode(lines[-1], type=_End)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return False
