@@ -54,12 +54,16 @@ class Writer:
         self.trouble: str | None = None
         self._encoder = msgspec.json.Encoder()
         self._torn = False
+        self._ended = False
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o644)
 
     def write(self, t: int, kind: str, fields: Mapping[str, Any]) -> None:
-        """Append one line; ``fields`` may hold msgspec structs."""
+        """Append one line; ``fields`` may hold msgspec structs. After ``end`` nothing is written any more."""
         if kind not in KINDS:
             raise ValueError(f"{kind!r} is not a kind of journal line")
+        if self._ended:
+            return
+        self._ended = kind == "end"
         body = b'{"v":%d,"t":%d,"kind":"%s"' % (VERSION, t, kind.encode())
         rest = self._encoder.encode(dict(fields))
         line = body + (b"," + rest[1:] if len(rest) > 2 else b"}") + b"\n"

@@ -138,7 +138,9 @@ def test_a_listing_of_tests_asks_no_driver(pytester: pytest.Pytester, inner: Inn
 def test_a_run_that_is_over_gets_no_second_keeper(pytester: pytest.Pytester) -> None:
     """A worker that is still at work when its run was ended does not begin it anew."""
     run = Run(pytester.path).start()
-    run.client().call(Finish(outcome="0"))
+    client, worker = run.client(), run.client("worker")
+    opened(worker)  # it is closed when the connection is, after the end
+    client.call(Finish(outcome="0"))
     assert until(lambda: not os.path.exists(run.launch.socket))
     with pytest.raises(KeeperUnavailable, match="This run is over: its controller has ended it"):
         ensure(run.launch)
