@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_vram.errors import BackendDied, RequestTimeout
+from pytest_vram.journal import Journal, Writer, ended_in_order
 from pytest_vram.keeper import health, wire
 from pytest_vram.keeper.admission import Admission
 from pytest_vram.keeper.booting import _program_names
@@ -458,3 +459,20 @@ def test_equal_plans_have_one_key() -> None:
     assert isinstance(there, Acquire)
     assert there.plan.key == plan.key == LaunchPlan(name="a", engine="command", argv=["x"], boot_timeout=30.0).key
     assert plan.key != LaunchPlan(name="a", engine="command", argv=["x"], boot_timeout=31).key
+
+
+def test_the_end_of_a_journal(tmp_path: Path) -> None:
+    """Nothing comes after the line that ends it, which says whether the controller has ended the run."""
+    path = tmp_path / "journal.jsonl"
+    assert not ended_in_order(path)
+    for outcome, in_order in (("", False), ("0", True)):
+        writer = Writer(path)
+        writer.write(1, "note", {"text": "x" * 9000})
+        writer.write(2, "end", {"outcome": outcome, "reason": "r"})
+        writer.write(3, "sample", {"device": "gpu0"})
+        writer.close()
+        assert [line["kind"] for line in Journal(path)][-1] == "end"
+        assert ended_in_order(path) is in_order
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert not ended_in_order(path)
