@@ -243,7 +243,9 @@ def test_a_stopped_keeper_is_not_joined_by_a_second(run: Run, monkeypatch: pytes
     with socket.socket(socket.AF_UNIX) as stuck:
         stuck.bind(run.launch.socket)
         stuck.listen(1)
-        with pytest.raises(KeeperUnavailable, match=rf"PID {os.getpid()}\) did not answer for .* No other one is started beside it"):
+        with pytest.raises(
+            KeeperUnavailable, match=rf"PID {os.getpid()}\) did not answer for .* No other one is started beside it"
+        ):
             ensure(run.launch)
     os.unlink(run.launch.socket)
 
