@@ -118,5 +118,6 @@ def writer(config: pytest.Config) -> Callable[[str], None]:
         with capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext():
             reporter.ensure_newline()
             reporter.write_line(line)
+            reporter.flush()  # whoever reads a file or a pipe waits for it now
 
     return write

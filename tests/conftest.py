@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,14 @@ from pytest_vram.backends import store
 # Resolved once, here: the test kit for plugins gives each test a home folder of its own, in which no engine would be
 # found.
 os.environ.setdefault("PYTEST_VRAM_CACHE", str(store.cache_folder()))
+
+# Who runs these tests in the background may have both ignored, which every child would inherit.
+for _number, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (getattr(signal, "SIGHUP", None), signal.SIG_DFL),
+):
+    if _number is not None and signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 Inner = Callable[..., pytest.RunResult]
 

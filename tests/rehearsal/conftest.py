@@ -34,6 +34,7 @@ class Rehearsal:
                 devices=[DeviceSpec(kind=kind, text=kind)],
                 rpc=list(rpc),
                 emulate=emulate,
+                leases=False,  # one test may rehearse several runs on one device, one after the other
             )
         )
         self.client = KeeperClient(self.socket, role="controller")
