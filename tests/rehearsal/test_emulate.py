@@ -60,9 +60,12 @@ def test_small_loads_and_large_fails_by_name_and_bytes(
     assert small.ledger.buckets()["kv"] == {"gpu0": shape.kv_bytes(2048)}
     small.stop()
     wanted = shape.kv_bytes(LARGE)
-    with pytest.raises(BootFailed) as caught:
-        run.pool.acquire(run.pool.spec(ctx_size=LARGE))
-    text = str(caught.value)
+    for _ in range(2):
+        with pytest.raises(BootFailed) as caught:
+            run.pool.acquire(run.pool.spec(ctx_size=LARGE))
+        text = str(caught.value)
+        if "SIGSEGV" not in text:  # this engine sometimes crashes on the failed allocation, before its log is written
+            break
     assert "Out of memory" in text
     assert "RPC0" in text
     assert str(wanted) in text
