@@ -392,9 +392,8 @@ class Listener(NamedTuple):
     wildcard: bool
 
 
-def listeners(port: int, proc: str = "/proc") -> list[Listener]:
-    """Every listening TCP socket on ``port``, IPv4 and IPv6."""
-    found: list[Listener] = []
+def tcp_lines(states: tuple[str, ...], proc: str = "/proc") -> Iterator[list[str]]:
+    """Fields of each TCP socket of this network namespace in one of these states, IPv4 and IPv6."""
     for name in ("tcp", "tcp6"):
         try:
             with open(f"{proc}/net/{name}") as stream:
@@ -403,11 +402,17 @@ def listeners(port: int, proc: str = "/proc") -> list[Listener]:
             continue
         for line in lines:
             fields = line.split()
-            if len(fields) < 10 or fields[3] != _LISTEN:
-                continue
-            address, _, number = fields[1].rpartition(":")
-            if int(number, 16) == port:
-                found.append(Listener(int(fields[9]), address, set(address) == {"0"}))
+            if len(fields) >= 10 and fields[3] in states:
+                yield fields
+
+
+def listeners(port: int, proc: str = "/proc") -> list[Listener]:
+    """Every listening TCP socket on ``port``, IPv4 and IPv6."""
+    found: list[Listener] = []
+    for fields in tcp_lines((_LISTEN,), proc):
+        address, _, number = fields[1].rpartition(":")
+        if int(number, 16) == port:
+            found.append(Listener(int(fields[9]), address, set(address) == {"0"}))
     return found
 
 

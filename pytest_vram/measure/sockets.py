@@ -40,19 +40,10 @@ class TcpSocket(NamedTuple):
 def tcp(proc: str = "/proc") -> list[TcpSocket]:
     """Every listening and every established TCP socket of this network namespace."""
     found: list[TcpSocket] = []
-    for name in ("tcp", "tcp6"):
-        try:
-            with open(f"{proc}/net/{name}") as stream:
-                lines = stream.readlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            fields = line.split()
-            if len(fields) < 10 or fields[3] not in (_LISTEN, _ESTABLISHED):
-                continue
-            address, port = _end(fields[1])
-            remote, remote_port = _end(fields[2])
-            found.append(TcpSocket(address, port, remote, remote_port, fields[3], int(fields[7]), int(fields[9])))
+    for fields in procfs.tcp_lines((_LISTEN, _ESTABLISHED), proc):
+        address, port = _end(fields[1])
+        remote, remote_port = _end(fields[2])
+        found.append(TcpSocket(address, port, remote, remote_port, fields[3], int(fields[7]), int(fields[9])))
     return found
 
 
