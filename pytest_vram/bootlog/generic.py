@@ -27,6 +27,8 @@ _FIRST = "gpu0"
 class Generic:
     """The grammar of the ``command`` engine."""
 
+    words: re.Pattern[str] | None = None
+
     def __init__(self, engine: str, patterns: Mapping[str, str]) -> None:
         self._engine = engine
         self._patterns: list[tuple[Phase, re.Pattern[str]]] = []
@@ -43,6 +45,10 @@ class Generic:
         self._spans: list[PhaseSpan] = []
         self._line = 0
         self._given_up: list[str] = []
+
+    def skip(self, lines: int) -> None:
+        """Count lines that were left out."""
+        self._line += lines
 
     def feed(self, raw: str) -> Phase | None:
         """Take the next line; the phase that it begins, or ``None``."""

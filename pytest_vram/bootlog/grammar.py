@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -10,7 +11,16 @@ from pytest_vram.bootlog.boot import Boot, Phase, PhaseSpan
 
 
 class Grammar(Protocol):
-    """Reads one log, line by line."""
+    """Reads one log, line by line.
+
+    :ivar words: finds something in every line that this grammar may learn from; ``None``: all lines must be fed. A
+        reader of long logs leaves the other lines out, and tells their number to :meth:`skip`.
+    """
+
+    words: re.Pattern[str] | None
+
+    def skip(self, lines: int) -> None:
+        """Count lines that were left out, because :attr:`words` is not in them."""
 
     def feed(self, raw: str) -> Phase | None:
         """Take the next line; the phase that it begins, or ``None``. Never raises, whatever the line is."""
@@ -32,6 +42,10 @@ def with_ends(spans: Sequence[PhaseSpan]) -> tuple[PhaseSpan, ...]:
 GRAMMARS: dict[str, str] = {
     "llama-server": "pytest_vram.bootlog.llama_cpp:LlamaCpp",
     "llama.cpp": "pytest_vram.bootlog.llama_cpp:LlamaCpp",
+    "ollama": "pytest_vram.bootlog.ollama:Ollama",
+    "vllm": "pytest_vram.bootlog.vllm:Vllm",
+    "sglang": "pytest_vram.bootlog.sglang:Sglang",
+    "transformers": "pytest_vram.bootlog.transformers:Transformers",
 }
 GENERIC = "pytest_vram.bootlog.generic:Generic"
 

@@ -80,6 +80,8 @@ class _Load:
 class LlamaCpp:
     """Reads one log of ``llama-server``, line by line."""
 
+    words: re.Pattern[str] | None = None
+
     def __init__(self, engine: str, patterns: Mapping[str, str]) -> None:
         self._engine = "llama-server"
         self._line = 0
@@ -104,6 +106,10 @@ class LlamaCpp:
         self._last_time: float | None = None
 
     # ------------------------------------------------------------ lines
+
+    def skip(self, lines: int) -> None:
+        """Count lines that were left out."""
+        self._line += lines
 
     def feed(self, raw: str) -> Phase | None:
         """Take the next line; the phase that it begins, or ``None``."""

@@ -1,0 +1,47 @@
+"""Which settings to turn where memory ran out, best first: each with what it saves, what it costs, and its proof."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Saving(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Bytes that a change saves on one device; ``at_most`` is the upper end where it is a range."""
+
+    bytes: int
+    at_most: int | None = None
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"before": "from", "after": "to"}):
+    """One change of one setting.
+
+    :ivar setting: the engine's own long option (``model`` for another file). :ivar before: its value now.
+    :ivar after: the value to try. :ivar device: label of the device that it is about. :ivar bucket: what shrinks.
+    :ivar saves_bytes: saving on that device by this change alone. :ivar saves_bytes_after: saving once those ranked
+        before it are made as well (savings of a maximum do not add); ``None``: it contradicts one of them.
+    :ivar source: who says so: ``estimate`` (the model's files), ``engine-log`` (computed from what was printed) or
+        ``rule`` (no figure: both savings are ``None``).
+    :ivar enough: whether the deployment fits with this change alone; ``None``: not known. :ivar enough_after: the same
+        with those before it.
+    :ivar effect: ``saves``, or ``nothing``: a setting that people try here and that would do nothing, with the reason
+        in ``why``. :ivar cost: what it costs the user, in a sentence. :ivar flag: as written for this engine.
+    :ivar proof: the line of the log, or other sign, that shows that it took effect.
+    """
+
+    setting: str
+    before: str
+    after: str
+    effect: Literal["saves", "nothing"]
+    why: str
+    device: str | None = None
+    bucket: str | None = None
+    saves_bytes: Saving | None = None
+    saves_bytes_after: Saving | None = None
+    enough: bool | None = None
+    enough_after: bool | None = None
+    source: Literal["estimate", "engine-log", "rule"] = "estimate"
+    cost: str = ""
+    flag: str = ""
+    proof: str = ""
