@@ -411,6 +411,7 @@ def test_nothing_is_left_of_it() -> None:
     with fake_nvml() as made:
         library = nvml.CDLL(str(made.library))
         assert library.nvmlInit_v2() == 0
+        assert library.nvmlShutdown() == 0  # it is this process's, and later tests ask whether anybody has it open
     assert dict(os.environ) == before
     assert not made.state.exists()
     assert library.nvmlInit_v2() == nvml.NVML_ERROR_DRIVER_NOT_LOADED
