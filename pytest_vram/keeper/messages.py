@@ -402,12 +402,14 @@ class Closed(_Message, frozen=True, kw_only=True):
 class Figures(_Message, frozen=True, kw_only=True):
     """Current figures: label → figure, for the whole run and for the window's backends.
 
-    ``settled`` is false when the reads still disagreed at the end of the wait.
+    ``settled`` is false when the reads still disagreed at the end of the wait. ``host`` is the host memory of the
+    window's backends, ``None`` where it uses none; where ``host`` is a measured device it is the same figure.
     """
 
     t: int
     run: dict[str, Measured] = {}
     backend: dict[str, Measured] = {}
+    host: Measured | None = None
     settled: bool = True
 
 

@@ -417,7 +417,12 @@ class Windows:
     def _figures(self, owners: frozenset[str]) -> Figures:
         t = self._core.boundary()
         timeline = self._core.timeline
-        return Figures(t=t, run=timeline.now("run"), backend=timeline.now("backend", owners) if owners else {})
+        return Figures(
+            t=t,
+            run=timeline.now("run"),
+            backend=timeline.now("backend", owners) if owners else {},
+            host=timeline.host_now(owners) if owners else None,
+        )
 
     def _closed(self, window: Window, t: int) -> Closed:
         timeline = self._core.timeline

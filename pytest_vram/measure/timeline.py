@@ -496,24 +496,29 @@ class Timeline:
         """What ``run`` or the backends ``owners`` hold for good at the last read (for idle memory)."""
         return self._current(scope, owners, "now")
 
+    def host_now(self, owners: frozenset[str]) -> Measured:
+        """Host memory that the backends ``owners`` hold for good at the last read, whatever else is measured."""
+        return self._currently(self._host, "backend", owners, "now")
+
     def _current(self, scope: str, owners: frozenset[str], which: str, pid: int | None = None) -> dict[str, Measured]:
-        found: dict[str, Measured] = {}
-        for line in self._lines:
-            label, sources = line.label, line.sources
-            sums = self._sums(line, scope, owners, pid)
-            if sums.fault is not None:
-                found[label] = Unmeasurable(reason=sums.fault, scope=scope, device=label)
-                continue
-            found[label] = Reading(
-                bytes=sums.now if which == "now" else sums.held,
-                source=sources.now if which == "now" else sources.sampled,
-                scope=scope,
-                device=label,
-                # What is no figure of these processes alone is doubtful as a present figure too.
-                exact=not sums.doubts,
-                note="; ".join([*([] if sums.alive else [_nobody(line)]), *sums.doubts]) or None,
-            )
-        return found
+        return {line.label: self._currently(line, scope, owners, which, pid) for line in self._lines}
+
+    def _currently(
+        self, line: Line, scope: str, owners: frozenset[str], which: str, pid: int | None = None
+    ) -> Measured:
+        label, sources = line.label, line.sources
+        sums = self._sums(line, scope, owners, pid)
+        if sums.fault is not None:
+            return Unmeasurable(reason=sums.fault, scope=scope, device=label)
+        return Reading(
+            bytes=sums.now if which == "now" else sums.held,
+            source=sources.now if which == "now" else sources.sampled,
+            scope=scope,
+            device=label,
+            # What is no figure of these processes alone is doubtful as a present figure too.
+            exact=not sums.doubts,
+            note="; ".join([*([] if sums.alive else [_nobody(line)]), *sums.doubts]) or None,
+        )
 
     def run_sums(self) -> list[tuple[str, Sums]]:
         """Label and sums of the whole run at the last read, for the journal."""
