@@ -6,9 +6,9 @@ import re
 from decimal import Decimal, InvalidOperation
 from typing import NamedTuple
 
+from pytest_vram.bootlog.prefixes import BY_FIRST, DEEPEST, FROM_START, LONGEST_JSON, Clock, Taken
+
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-#: ``0.00.026.362 I `` is minutes, seconds, milliseconds, microseconds and the level.
-_PREFIX = re.compile(r"(\d{1,9})\.(\d{2})\.(\d{3})\.(\d{3}) ([A-Z]) ", re.ASCII)
 _UNITS = {
     "B": 1,
     "KB": 10**3,
@@ -28,25 +28,89 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u20
 
 
 class Line(NamedTuple):
-    """A line without its prefix. ``time`` is in seconds on the log's clock, ``level`` its letter, where printed."""
+    """A line without its prefixes, however many there are; a line whose prefix is not known keeps it in ``text``.
+
+    :ivar text: the engine's own words. :ivar time: seconds on ``clock``, where printed.
+    :ivar level: letter of the level (``D I W E F``) that the engine itself gave the line; not that of a wrapper.
+    :ivar clock: what ``time`` counts from: ``start`` (of the process), or ``epoch`` (1970, UTC; a time without a zone
+        is read as UTC). Of several times the one that says most: a whole date before one without zone or year, and
+        those before seconds since the start.
+    :ivar process: who printed it, as the innermost prefix that says so spells it: ``EngineCore_DP0 pid=123``,
+        ``VllmWorker rank=0 pid=1``, ``TP0``, ``41234`` (the child of a router), ``ollama[123]``, ``server-1``,
+        ``kernel``. :ivar prefix: kind of the innermost prefix (:data:`pytest_vram.bootlog.prefixes.KINDS`):
+        ``llama.cpp``, ``vllm``, ``slog`` (Ollama), ``brackets`` (SGLang), …
+    """
 
     text: str
     time: float | None = None
     level: str | None = None
+    clock: Clock | None = None
+    process: str | None = None
+    prefix: str | None = None
 
 
 def split(raw: str) -> Line:
-    """Take the prefix and terminal colours off a line; other control characters become ``?``, the end is cut."""
-    text = _ANSI.sub("", raw[:LONGEST]) if "\x1b" in raw else raw[:LONGEST]
-    text = text.rstrip("\r\n")
-    if not text.isprintable():
-        text = _UNPRINTABLE.sub("?", text)
-    match = _PREFIX.match(text)
-    if match is None:
-        return Line(text)
-    minutes, seconds, milli, micro, level = match.groups()
-    micros = ((int(minutes) * 60 + int(seconds)) * 1000 + int(milli)) * 1000 + int(micro)
-    return Line(text[match.end() :], micros / 1e6, level)
+    """Take prefixes and terminal colours off a line; other control characters become ``?``, the end is cut."""
+    text = raw[: LONGEST_JSON + 1] if raw.startswith("{") else raw[:LONGEST]  # JSON is cut after it was unpacked
+    text = _printable(text.rstrip("\r\n"))
+    if text[:1] not in BY_FIRST:
+        return Line(text[:LONGEST])
+    return _without_prefixes(text)
+
+
+def _printable(text: str) -> str:
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    return text if text.isprintable() else _UNPRINTABLE.sub("?", text)
+
+
+def _without_prefixes(text: str) -> Line:
+    time: float | None = None
+    rank = -1
+    level = process = prefix = None
+    for _ in range(DEEPEST):
+        found = _prefix(text)
+        if found is None:
+            break
+        name, own, taken, text = found
+        if taken.time is not None and taken.rank >= rank:
+            time, rank = taken.time, taken.rank
+        level = taken.level if own else level
+        process = taken.process or process
+        prefix = name
+    clock: Clock | None = None if time is None else "start" if rank == FROM_START else "epoch"
+    return Line(text[:LONGEST], time, level, clock, process, prefix)
+
+
+def _prefix(text: str) -> tuple[str, bool, Taken, str] | None:
+    """The first prefix of a line, and what follows it."""
+    for kind in BY_FIRST.get(text[:1], ()):
+        match = kind.pattern.match(text)
+        taken = kind.take(match) if match is not None else None
+        if match is not None and taken is not None:
+            rest = text[match.end() :] if taken.text is None else _printable(taken.text)
+            return kind.name, kind.own, taken, rest
+    return None
+
+
+class Axis:
+    """One clock for a whole log: that of the first line with a time. Times of other clocks are left out.
+
+    A log may mix them: Ollama's own lines tell the time of day, those of the engine inside it count from its start.
+
+    :ivar clock: that clock, ``None`` until a line had a time: :attr:`pytest_vram.bootlog.Boot.clock`.
+    """
+
+    def __init__(self) -> None:
+        self.clock: Clock | None = None
+
+    def time(self, line: Line) -> float | None:
+        """The time of this line on the log's clock; ``None`` where it has none."""
+        if line.time is None:
+            return None
+        if self.clock is None:
+            self.clock = line.clock
+        return line.time if line.clock == self.clock else None
 
 
 def shown(text: str) -> str:
