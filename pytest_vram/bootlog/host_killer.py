@@ -61,7 +61,8 @@ _PYTHON = re.compile(r"python|pt_main|ray::|torch|uvicorn|gunicorn", re.IGNORECA
 class Kill(NamedTuple):
     """A process that was ended for want of host memory, or seems to have been.
 
-    :ivar certain: false where only SIGKILL is known, or the process may be another program. :ivar name: the process, as the kernel calls it.
+    :ivar certain: false where only SIGKILL is known, or the process may be another program.
+    :ivar name: the process, as the kernel calls it.
     :ivar held: bytes that it held in memory. :ivar group: a control group's (a container's) limit was what ran out.
     :ivar ours: false where another program was ended, none of an inference engine.
     """
