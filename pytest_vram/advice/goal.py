@@ -23,6 +23,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
     :ivar bucket: the bucket that failed, or grew; its settings come first.
     :ivar complete: whether what is missing is all that is missing. Where a boot broke off before everything was
         allocated it is the least, and nothing is known to be enough.
+    :ivar at_most: what is missing is at most this, because it is not known what was free: less may be enough.
     """
 
     device: str
@@ -30,6 +31,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
     measured: bool = False
     bucket: str | None = None
     complete: bool = True
+    at_most: bool = False
 
     @property
     def missing(self) -> int:

@@ -17,6 +17,7 @@ import msgspec
 from pytest_vram.errors import BadInput, BadSize
 from pytest_vram.settings import parse_budget
 from pytest_vram.sizing import estimating, llama_cpp, llama_options, moe
+from pytest_vram.sizing.changes import STEP, holds, largest, smallest
 from pytest_vram.sizing.llama_options import Given
 from pytest_vram.sizing.option_values import shown
 from pytest_vram.sizing.options import CURRENT, Era, LlamaOptions
@@ -35,7 +36,6 @@ from pytest_vram.sizing.plans import (
 )
 from pytest_vram.sizing.prediction import Estimate, Verdict
 from pytest_vram.sizing.shape import ModelShape
-from pytest_vram.sizing.turns import STEP, holds, largest, smallest
 from pytest_vram.sizing.verdict import HOST, check_labels, check_reserve, on, verdict
 from pytest_vram.spec import Limits
 from pytest_vram.units import MIB, mib, parse_size, written
