@@ -84,7 +84,8 @@ class Windows:
         self.strangers = Strangers(core.members, self._ignored)
         core.timeline.on_growth = self._grew
         self.overs = Overs(core.launch.budget)
-        core.timeline.on_read = lambda now, at: self.overs.look(core.timeline.run_sums(), now, at)
+        if core.launch.budget is not None:
+            core.timeline.on_read = lambda now, at: self.overs.look(core.timeline.run_sums(), now, at)
         #: Span of the whole run, where there is a budget: it must be sampled between tests as well.
         self._whole = core.timeline.open(core.started) if core.launch.budget is not None else None
         self._turned: dict[int, str] = {}

@@ -102,9 +102,23 @@ class Judge:
         #: What nobody listed held while nothing of this run was on the device, and how often it was far from that.
         self._quiet: int | None = None
         self._quiet_moved = 0
+        #: The last read, where one that is equal to it only adds to the count of those that stood still.
+        self._steady: Checked | None = None
 
     def check(self, snapshot: Snapshot) -> Checked:
         """The snapshot as evidence: the same one where there is nothing to say against it."""
+        steady = self._steady
+        if steady is not None and snapshot is steady.snapshot:
+            self._still += 1 if self._still else 0
+            return steady
+        checked = self._check(snapshot)
+        counting = self._above or self._unexplained or self._quiet_moved or self._frozen is not None
+        # The first read at which figures stand still is the one that the next are compared to.
+        first = self._held and not self._still
+        self._steady = None if counting or first or checked.snapshot is not snapshot else checked
+        return checked
+
+    def _check(self, snapshot: Snapshot) -> Checked:
         if not self._card or snapshot.fault is not None:
             return Checked(snapshot)
         limit = self._limit

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Collection
+from struct import Struct
 from typing import Any
 
 from pytest_vram.measure import procfs
@@ -46,13 +47,17 @@ class Accounting:
     def __init__(self, library: Library, handle: Any, proc: str = "/proc") -> None:
         self._handle = handle
         self._proc = proc
-        self._stats = library.struct("c_nvmlAccountingStats_t")()
+        structure = library.struct("c_nvmlAccountingStats_t")
+        peak, started = structure.maxMemoryUsage.offset, structure.startTime.offset
+        # The two fields that count, at the offsets that the bindings give; their attributes cost more.
+        self._unpack = Struct(f"={peak}xQ{started - peak - 8}xQ").unpack_from
+        self._stats = structure()
         self._address = ctypes.byref(self._stats)
         found = library.function("nvmlDeviceGetAccountingStats")
         self._get = found[1] if found else None
         self._known: dict[int, _Known] = {}
-        #: Asked for while the driver knew nothing of them yet.
-        self._absent: set[int] = set()
+        #: What the driver answered for each process at its last figure; ``None`` where it knew nothing of it yet.
+        self._answers: dict[int, tuple[int, int] | None] = {}
         self._mark_time()
 
     def _mark_time(self) -> None:
@@ -70,21 +75,30 @@ class Accounting:
 
     def _ask(self, pid: int) -> tuple[int, int] | None:
         """Peak of a process in bytes and when it started, on the driver's clock; ``None`` where it is not known."""
-        if self._get is None or self._get(self._handle, ctypes.c_uint(pid), self._address):
+        if self._get is None or self._get(self._handle, pid, self._address):
             return None
-        peak: int = self._stats.maxMemoryUsage
-        return None if peak >= 1 << 63 else (peak, self._stats.startTime)
+        peak, started = self._unpack(self._stats)
+        return None if peak >= 1 << 63 else (peak, started)
+
+    def stands(self, pids: Collection[int]) -> bool:
+        """Whether the driver still answers what it did at the last figure of each of these processes.
+
+        Who also holds what it held then has the same figure, unless marks were set back meanwhile.
+        """
+        answers = self._answers
+        return all(pid in answers and self._ask(pid) == answers[pid] for pid in pids)
 
     def figure(self, pid: int, held: int) -> Figure:
         """What a process holds, with its peak as far as the driver knows it."""
-        answer = self._ask(pid)
+        was_absent = self._answers.get(pid, ()) is None
+        self._answers[pid] = answer = self._ask(pid)
         if answer is None:
-            self._absent.add(pid)
             return Figure(held, held)
         peak, started = answer
         known = self._known.get(pid)
         if known is None or known.started != started:
-            known = self._known[pid] = _Known(started, 0 if self._new(pid, started) else peak)
+            new = was_absent or self._new(pid, started)
+            known = self._known[pid] = _Known(started, 0 if new else peak)
         known.peak = peak = max(peak, held)
         # A process that stands still where it was highest has its exact peak as well.
         known.reached = known.reached or held >= peak > 0
@@ -92,9 +106,6 @@ class Accounting:
 
     def _new(self, pid: int, started: int) -> bool:
         """Whether a process came onto the card after the last reset, so that its whole peak is of this time."""
-        if pid in self._absent:
-            self._absent.discard(pid)
-            return True
         if started >= self._reset_wall:
             return True
         stat = procfs.read_stat(pid, self._proc)
@@ -102,8 +113,8 @@ class Accounting:
 
     def left(self, pids: Collection[int]) -> list[int]:
         """Processes that are not asked for any more: they have ended."""
-        if len(self._absent) > 2 * len(pids):
-            self._absent.intersection_update(pids)
+        if len(self._answers) > 2 * len(pids):
+            self._answers = {pid: answer for pid, answer in self._answers.items() if pid in pids}
         return [pid for pid in self._known if pid not in pids]
 
     def last(self, pid: int) -> Figure | None:

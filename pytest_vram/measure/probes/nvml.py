@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from pytest_vram.measure.device import DeviceInfo
 from pytest_vram.measure.probes import trust
@@ -17,6 +18,15 @@ from pytest_vram.units import mib
 SAMPLED = Sources(mark="nvml-process", sampled="nvml-process", now="nvml-process", device="nvml-device")
 ACCOUNTED = SAMPLED._replace(mark="nvml-accounting")
 DELTA = Sources(mark="device-delta", sampled="device-delta", now="device-delta", device="nvml-device")
+
+
+class _Before(NamedTuple):
+    """A read of everything by process, which stands as long as none of what it was made of changes."""
+
+    listed: Mapping[int, int | None]
+    memory: CardMemory
+    pids: Collection[int]
+    snapshot: Snapshot
 
 
 class NvmlProbe:
@@ -52,6 +62,7 @@ class NvmlProbe:
             exists=functools.partial(trust.exists, proc=proc),
         )
         self._quiet = self._memory.read().used
+        self._before: _Before | None = None
         self._asked: Collection[int] = ()
         #: A process of this run that may have been on the card when the baseline was taken.
         self._early: int | None = None
@@ -63,7 +74,10 @@ class NvmlProbe:
         self.note: str | None = None
 
     def read(self, pids: Collection[int]) -> Snapshot:
-        """Read the card and these processes; a card that is lost stays lost."""
+        """Read the card and these processes; a card that is lost stays lost.
+
+        Gives the very snapshot of the read before where everything is as it was then.
+        """
         if self._lost is not None:
             return Snapshot({}, None, fault=self._lost, lost=True)
         self._asked = pids
@@ -72,6 +86,10 @@ class NvmlProbe:
             memory = self._memory.read()
         except DriverFault as fault:
             return self._failed(fault)
+        before = self._before
+        if before is not None and listed is before.listed and memory is before.memory and self._stands(before, pids):
+            return before.snapshot
+        self._before = None
         if memory.used > memory.total:
             reason = f"the driver says that {memory.used} bytes of {memory.total} are in use, which is impossible"
             return Snapshot({}, None, fault=f"{self.info.name}: {reason}")
@@ -79,12 +97,22 @@ class NvmlProbe:
         if self.per_process and listed is not None:
             doubt = self._trust.doubt(listed, pids, memory.used - self._quiet)
             if doubt is None:
-                return self._by_process(listed, pids, memory, device)
+                snapshot = self._by_process(listed, pids, memory, device)
+                # One that has ended is told of once.
+                if self._trust.settled and not snapshot.gone and len(snapshot.processes) == len(pids):
+                    self._before = _Before(listed, memory, list(pids), snapshot)
+                return snapshot
             self._distrust(doubt)
         others = {pid: held for pid, held in (listed or {}).items() if held is not None and pid not in pids}
         return self._as_whole(memory, device, others if self._trust.without_figures else {})
 
-    def _listed(self) -> dict[int, int | None] | None:
+    def _stands(self, before: _Before, pids: Collection[int]) -> bool:
+        """Whether nothing besides the lists and the memory has changed."""
+        if pids != before.pids or self._ends.ended():
+            return False
+        return self._accounting is None or self._accounting.stands(pids)
+
+    def _listed(self) -> Mapping[int, int | None] | None:
         if not self.per_process and not self._trust.without_figures:
             return None
         try:
@@ -108,7 +136,7 @@ class NvmlProbe:
     # ------------------------------------------------------------ by process
 
     def _by_process(
-        self, listed: dict[int, int | None], pids: Collection[int], memory: CardMemory, device: Figure
+        self, listed: Mapping[int, int | None], pids: Collection[int], memory: CardMemory, device: Figure
     ) -> Snapshot:
         self._ends.follow(pids)
         ended = self._ends.ended()
@@ -191,6 +219,7 @@ class NvmlProbe:
     def reset(self) -> None:
         """Peaks of the driver's accounting count from now on; there are no other marks."""
         if self._accounting is not None and self._lost is None:
+            self._before = None
             self._accounting.reset()
 
     def settle(self) -> None:
@@ -200,6 +229,7 @@ class NvmlProbe:
         except DriverFault:
             return
         if memory.used <= memory.total:
+            self._before = None
             self._quiet, self._fell = memory.used, 0
             self._early = trust.at_work(self._asked, self._known(), self._proc)
             if not self.per_process:

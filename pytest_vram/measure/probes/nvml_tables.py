@@ -1,13 +1,14 @@
 """The two things that are read of a card all the time, through kept buffers: its memory, and its process lists.
 
 The bindings' own functions make new arrays at each call and ask twice; these call the same entry points with the
-bindings' structures, once.
+bindings' structures, once. An idle card answers the same bytes over and over: such an answer is not read again, and the
+very object of the read before is given, by which all that follow know it.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Mapping
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -66,6 +67,7 @@ class MemoryTable:
 
     def _use(self, get: Function, struct: Any) -> None:
         self._get, self._struct, self._address = get, struct, ctypes.byref(struct)
+        self._bytes, self._raw = _bytes_of(struct), b""
         self.read()
 
     @property
@@ -74,7 +76,7 @@ class MemoryTable:
         return 2 if self._apart else 1
 
     def read(self) -> CardMemory:
-        """What is in use now.
+        """What is in use now; the same object while that does not change.
 
         :raises DriverFault: it could not be read.
         """
@@ -83,8 +85,11 @@ class MemoryTable:
         Library.answers += 1
         if code:
             raise DriverFault(code, self._library.text(code))
-        struct = self._struct
-        return CardMemory(struct.total, struct.used, struct.reserved if self._apart else None)
+        raw = self._bytes.tobytes()
+        if raw != self._raw:
+            struct = self._struct
+            self._raw, self._last = raw, CardMemory(struct.total, struct.used, struct.reserved if self._apart else None)
+        return self._last
 
 
 class ProcessList:
@@ -112,6 +117,7 @@ class ProcessList:
             return
         self.version = int(self._found[0][-1]) if self._found[0][-3:-1] == "_v" else 1
         self._entry: Any = entry if self.version > 1 else OldProcess
+        self._get = self._found[1]
         used = self._entry.usedGpuMemory.offset
         self._layout = Struct(f"=I{used - 4}xQ{ctypes.sizeof(self._entry) - used - 8}x")
         self._grow(_ROOM)
@@ -119,47 +125,48 @@ class ProcessList:
     def _grow(self, room: int) -> None:
         self._room = room
         self._array = (self._entry * room)()
-        self._bytes = memoryview((ctypes.c_ubyte * ctypes.sizeof(self._array)).from_buffer(self._array))
+        self._bytes = _bytes_of(self._array)
 
-    def read(self) -> dict[int, int | None]:
-        """PID → bytes, ``None`` where the driver does not say.
-
-        A process with contexts in several MIG slices is listed for each; listed twice for one, it is the same memory.
+    def ask(self) -> bytes:
+        """The entries as the driver gives them, for :meth:`read`.
 
         :raises DriverFault: it could not be read; :data:`~nvml_library.ABSENT` where there is no such list.
         """
         if self._found is None:
             raise DriverFault(13, f"the driver has no list of {self.kind} processes")
-        get, code = self._found[1], INSUFFICIENT_SIZE
+        code = INSUFFICIENT_SIZE
         for _ in range(_TRIES):
             self._count.value = self._room
-            code = get(self._handle, self._size, self._array)
+            code = self._get(self._handle, self._size, self._array)
             Library.answers += 1
             if code != INSUFFICIENT_SIZE:
                 break
             self._grow(max(2 * self._room, self._count.value + 16))
         if code:
             raise DriverFault(code, self._library.text(code))
-        count = min(self._count.value, self._room)
+        return self._bytes[: min(self._count.value, self._room) * self._layout.size].tobytes()
+
+    def read(self, entries: bytes) -> dict[int, int | None]:
+        """PID → bytes, ``None`` where the driver does not say.
+
+        A process with contexts in several MIG slices is listed for each; listed twice for one, it is the same memory.
+        """
         found: dict[int, int | None] = {}
         parts: dict[tuple[int, int, int], int] | None = None
-        for pid, used in self._pairs(count):
+        # At the offsets that the bindings give; their attributes cost more.
+        for pid, used in self._layout.iter_unpack(entries):
             if used == NOT_AVAILABLE:
                 found.setdefault(pid, None)
             elif pid not in found:
                 found[pid] = used
             else:
-                parts = parts if parts is not None else self._parts(count)
+                parts = parts if parts is not None else self._parts(entries)
                 found[pid] = sum(part for (owner, _, _), part in parts.items() if owner == pid)
         return found
 
-    def _pairs(self, count: int) -> Iterator[tuple[int, int]]:
-        """PID and bytes of each entry, at the offsets that the bindings give; their attributes cost more."""
-        return self._layout.iter_unpack(self._bytes[: count * self._layout.size])
-
-    def _parts(self, count: int) -> dict[tuple[int, int, int], int]:
+    def _parts(self, entries: bytes) -> dict[tuple[int, int, int], int]:
         parts: dict[tuple[int, int, int], int] = {}
-        for entry in self._array[:count]:
+        for entry in (self._entry * (len(entries) // self._layout.size)).from_buffer_copy(entries):
             if entry.usedGpuMemory != NOT_AVAILABLE:
                 key = (entry.pid, getattr(entry, "gpuInstanceId", 0), getattr(entry, "computeInstanceId", 0))
                 parts[key] = max(parts.get(key, 0), entry.usedGpuMemory)
@@ -177,21 +184,23 @@ class ProcessTable:
         self._graphics: ProcessList | None = ProcessList(library, handle, "Graphics")
         self._shared: ProcessList | None = ProcessList(library, handle, "MPSCompute")
         self._until_shared = 0
+        self._raw: tuple[bytes, ...] = ()
+        self._found: Mapping[int, int | None] = {}
 
     @property
     def version(self) -> int | None:
         """Of the entry point for compute processes."""
         return self._compute.version
 
-    def read(self) -> dict[int, int | None]:
-        """PID → bytes, ``None`` where the driver does not say.
+    def read(self) -> Mapping[int, int | None]:
+        """PID → bytes, ``None`` where the driver does not say; the same object while the lists do not change.
 
         :raises DriverFault: the list of compute processes could not be read.
         """
-        found = self._compute.read()
+        compute, graphics, clients = self._compute.ask(), b"", b""
         if self._graphics is not None:
             try:
-                _unite(found, self._graphics.read())
+                graphics = self._graphics.ask()
             except DriverFault as fault:
                 if fault.code not in ABSENT:
                     raise
@@ -199,14 +208,28 @@ class ProcessTable:
         self._until_shared -= 1
         if self._shared is not None and self._until_shared < 0:
             try:
-                clients = self._shared.read()
+                clients = self._shared.ask()
+                self._until_shared = 0 if clients else _SELDOM
             except DriverFault:
                 # Servers of compute alone lack it, and so do MIG slices.
                 self._shared = None
-            else:
-                _unite(found, clients)
-                self._until_shared = 0 if clients else _SELDOM
-        return found
+        raw = (compute, graphics, clients)
+        if raw != self._raw:
+            found = self._compute.read(compute)
+            if self._graphics is not None:
+                _unite(found, self._graphics.read(graphics))
+            if self._shared is not None:
+                _unite(found, self._shared.read(clients))
+            # What lies between the fields may differ by itself.
+            if found != self._found:
+                self._found = found
+            self._raw = raw
+        return self._found
+
+
+def _bytes_of(made: Any) -> memoryview:
+    """What a structure or an array of the bindings lies in."""
+    return memoryview((ctypes.c_ubyte * ctypes.sizeof(made)).from_buffer(made)).cast("B")
 
 
 def _unite(found: dict[int, int | None], more: dict[int, int | None]) -> None:

@@ -145,6 +145,11 @@ class Trust:
         return None
 
     @property
+    def settled(self) -> bool:
+        """Whether the next read is judged as the last one was, should it be the same."""
+        return not self._unknown
+
+    @property
     def pending(self) -> Collection[int]:
         """Listed PIDs that nobody here has, while it is open whether they are ended processes or those of this run."""
         return () if self.proven else self._unknown

@@ -8,7 +8,7 @@ the run is its rise over a quiet baseline, and whatever else runs on the machine
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from pytest_vram.measure import procfs
 from pytest_vram.measure.device import DeviceInfo
@@ -45,7 +45,7 @@ class UnifiedProbe:
                 self._processes = ProcessTable(library, handle)
             except DriverFault:
                 pass  # information only
-        self._listed: dict[int, int | None] = {}
+        self._listed: Mapping[int, int | None] = {}
         self._until_listed = 0
         self._quiet = 0
         self._proc = proc
