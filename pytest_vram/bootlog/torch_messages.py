@@ -55,7 +55,11 @@ _HOST = (
     ),
     re.compile(r"\bunable to mmap (?P<bytes>\d{1,19}) bytes from file .{0,300}Cannot allocate memory", re.ASCII),
     re.compile(r"MemoryError: Unable to allocate (?P<number>[\d.]{1,20}) (?P<unit>[KMGT]iB)", re.ASCII),
-    re.compile(r"^\s*MemoryError:?\s*$|\[Errno 12\] Cannot allocate memory|paging file is too small", re.ASCII),
+    re.compile(
+        r"^\s*MemoryError:?\s*$|\[Errno 12\] Cannot allocate memory|Cannot allocate memory \(os error 12\)"
+        r"|paging file is too small",
+        re.ASCII,
+    ),
 )
 _INDEX = re.compile(r"\b(?:GPU|NPU|XPU|MLU|HPU) (\d{1,4})(?: has a total capac|;)", re.ASCII)
 #: Figure → where it stands. ``allocated`` and ``reserved`` are the allocator's own, by this process.
