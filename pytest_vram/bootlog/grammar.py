@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pytest_vram.bootlog.boot import Boot, Phase, PhaseSpan
 
@@ -14,7 +14,9 @@ class Grammar(Protocol):
     """Reads one log, line by line.
 
     :ivar words: finds something in every line that this grammar may learn from; ``None``: all lines must be fed. A
-        reader of long logs leaves the other lines out, and tells their number to :meth:`skip`.
+        reader of long logs leaves the other lines out, and tells their number to :meth:`skip`. An alternation of plain
+        phrases (``a phrase|another``) is looked for several times faster than any other pattern; the fewer lines hold
+        one, the better.
     """
 
     words: re.Pattern[str] | None
@@ -60,26 +62,137 @@ def grammar(engine: str, patterns: Mapping[str, str]) -> Grammar:
     return found
 
 
-#: Phrases that give an engine away, for logs of unknown origin.
+#: Phrases that give an engine away, for logs of unknown origin. The more specific engines come first: Ollama carries
+#: llama.cpp's lines in its own log, and torch's traceback may stand in any engine's.
 _SIGNS: dict[str, tuple[str, ...]] = {
+    "ollama": (
+        *(f"source={name}.go:" for name in ("routes", "sched", "server", "runner", "ggml", "device", "memory", "gpu")),
+        'msg="model weights"',
+        'msg="kv cache"',
+        'msg="compute graph"',
+        'msg="inference compute"',
+        'msg="starting runner"',
+        'msg="starting llama server"',
+        'msg="loading model via llama-server"',
+        'msg="runtime OOM detected',
+        'msg="offload to ',
+        "gpu VRAM usage didn't recover",
+        "ollama_llama_server",
+        "starting ollama engine",
+        " ollama[",
+        "llama runner process",
+        "llama runner started",
+    ),
+    "sglang": (
+        "server_args=ServerArgs(",
+        "Load weight begin.",
+        "Load weight end.",
+        "KV Cache is allocated.",
+        "Mamba Cache is allocated.",
+        "Memory pool end.",
+        "Capture cuda graph begin.",
+        "Capture cuda graph end.",
+        "The server is fired up and ready to roll!",
+        "--mem-fraction-static",
+        "max_total_num_tokens=",
+        "sglang/srt",
+    ),
+    "vllm": (
+        "vLLM API server",
+        "vLLM server",
+        "vLLM engine",
+        "LLM engine (v",
+        "vllm/",
+        "(EngineCore",
+        "(VllmWorker",
+        "gpu_model_runner.py:",
+        "gpu_worker.py:",
+        "kv_cache_utils.py:",
+        "gpu_memory_utilization",
+        "gpu-memory-utilization",
+        "GPU KV cache size:",
+        "Available KV cache memory:",
+        "larger than the available KV cache memory",
+        "No available memory for the cache blocks",
+        "# GPU blocks: ",
+        "the current vLLM instance",
+        "desired GPU memory utilization",
+        "Maximum concurrency for ",
+    ),
     "llama-server": (
-        "llama_model_loader",
+        "llama_model_load",
         "llama_context",
         "llama_load_model",
+        "llama_kv_cache",
+        "llama_new_context",
+        "llama_init_from",
+        "llama_params_fit",
         "llama_server",
-        "llm_load_tensors",
-        "loading model tensors",
-        "ggml_",
+        "llama_decode",
         "llama.cpp",
+        "llm_load_",
+        "load_tensors:",
+        "loading model tensors",
+        "common_param",
+        "common_init",
+        "sched_reserve",
+        "system_info: n_threads",
+        "main: build = ",
+        "ggml_",
+        "KoboldCpp",
+        "kv self size",
+        "KV self size",
+        "total VRAM used",
+        "exiting due to model loading error",
+        "couldn't bind HTTP server socket",
         "error: invalid argument: ",
         'error while handling argument "',
     ),
+    "transformers": (
+        "torch.OutOfMemoryError",
+        "torch.cuda.OutOfMemoryError",
+        "out of memory. Tried to allocate",
+        "DefaultCPUAllocator",
+        "Loading checkpoint shards",
+        "site-packages/transformers/",
+        "site-packages/torch/",
+    ),
 }
+#: llama.cpp's own prefix, with a wrapper's before it: no other engine has such times.
+_LLAMA_PREFIX = re.compile(r"^.{0,200}?\b\d{1,4}\.\d\d\.\d{3}\.\d{3} [DIWE] ", re.ASCII | re.MULTILINE)
 
 
-def recognise(text: str) -> str:
-    """The engine whose phrases are in ``text``; ``command`` where none is known."""
-    for engine, signs in _SIGNS.items():
-        if any(sign in text for sign in signs):
-            return engine
-    return "command"
+def recognise(text: str) -> str | None:
+    """The engine whose phrases are in ``text``; ``None`` where none is known."""
+    if _LLAMA_PREFIX.match(text.lstrip()):
+        return "llama-server"  # whatever its requests talk about
+    found = next((engine for engine, signs in _SIGNS.items() if any(sign in text for sign in signs)), None)
+    if (found is None or found == "transformers") and _LLAMA_PREFIX.search(text):
+        return "llama-server"
+    return found
+
+
+class Start(NamedTuple):
+    """The line with which a process of an engine begins; another one after a boot is the next boot.
+
+    :ivar words: one of them is in such a line. :ivar pattern: what it is, without its prefix.
+    """
+
+    words: tuple[str, ...]
+    pattern: re.Pattern[str]
+
+
+#: Engine → its first lines, where it has some that it prints once.
+STARTS: dict[str, Start] = {
+    "llama-server": Start(
+        ("build", "KoboldCpp"),
+        re.compile(
+            r"^(?:\w+ +)?(?:\w+: )*build(?: =|:|) \d+ \([0-9a-f]{5,40}\)|^(?:INFO )?\[ *main\] build info\b"
+            r"|^Welcome to KoboldCpp",
+            re.ASCII,
+        ),
+    ),
+    "vllm": Start(("vLLM API server version",), re.compile("vLLM API server version")),
+    "sglang": Start(("server_args=",), re.compile(r"^server_args=", re.ASCII)),
+}
+STARTS["llama.cpp"] = STARTS["llama-server"]

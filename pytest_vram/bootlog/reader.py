@@ -4,38 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from pytest_vram.bootlog.boot import Boot
-from pytest_vram.bootlog.grammar import grammar, recognise
+from pytest_vram.bootlog.boots import Boots
+from pytest_vram.bootlog.files import Log, log_of_text, opened, spooled, strange
+from pytest_vram.bootlog.grammar import GRAMMARS, recognise
+from pytest_vram.bootlog.scanning import hand_over
 from pytest_vram.errors import BadInput
-from pytest_vram.units import mib
-
-_SNIFF = 1 << 18
-#: Bytes of a file that are read. The boot is at the beginning; requests, which may go on for days, come after it.
-READ = 64 << 20
 
 
 def read(text_or_path: str | Path, *, engine: str | None = None, patterns: Mapping[str, str] = {}) -> Boot:
-    """Read a boot log; of a file, the first :data:`READ` bytes, which a warning then says.
+    """Read a boot log of any size; of a log with several boots, the last one.
 
-    :param text_or_path: a path, or the text itself: a string with a newline in it, or one that is no existing path.
+    :param text_or_path: a path (a file may be packed by gzip, or in UTF-16), or the text itself: a string with a
+        newline in it, or one that is no existing path.
     :param engine: name of the engine; recognised by its phrases where it is not given.
     :param patterns: phase → regular expression, for engines without a grammar of their own.
-    :raises BadInput: nothing to read, a folder, or something that is not a text.
+    :raises BadInput: nothing to read, a folder, something that is not a text, or a log of no known engine.
     """
     if isinstance(text_or_path, str) and ("\n" in text_or_path or not _exists(text_or_path)):
-        text, origin, cut = text_or_path, "the text", None
-    else:
-        path = Path(text_or_path)
-        text, cut = _beginning(path)
-        origin = str(path)
-    if not text.strip():
-        raise BadInput(f"{origin} is empty: there is no log to read")
-    if text.count("\0") or text.count("\ufffd") > len(text) // 20:
-        raise BadInput(f"{origin} is not a text, so it is not a log")
-    return _read(text, engine or recognise(text[:_SNIFF]), patterns, cut)
+        return _judged(log_of_text(text_or_path), engine, patterns)
+    with opened(Path(text_or_path)) as log:
+        return _judged(log, engine, patterns)
+
+
+def read_stream(stream: BinaryIO, origin: str, *, engine: str | None = None, patterns: Mapping[str, str] = {}) -> Boot:
+    """Read a boot log from a stream, such as standard input, to its end; otherwise as :func:`read`."""
+    with spooled(stream, origin) as log:
+        return _judged(log, engine, patterns)
 
 
 def read_own(path: Path, *, engine: str, patterns: Mapping[str, str] = {}) -> Boot:
@@ -45,16 +44,16 @@ def read_own(path: Path, *, engine: str, patterns: Mapping[str, str] = {}) -> Bo
     lines of text do not hide the lines.
     """
     try:
-        text, cut = _beginning(path)
-        if not text.strip():
-            return without_evidence(engine, "the server has written nothing to its log")
-        boot = _read(text, engine, patterns, cut)
+        with opened(path) as log:
+            head = log.beginning()
+            if not log.zeros and not head.strip():
+                return without_evidence(engine, "the server has written nothing to its log")
+            boot = _read(log, engine, patterns)
     except BadInput as error:
         return without_evidence(engine, str(error))
-    if boot.entries or text.count("\0") + text.count("\ufffd") <= len(text) // 20:
+    if boot.entries or (head and not strange(head)):
         return boot
-    strange = f"the log {path} is mostly not text, so little of it could be read"
-    return msgspec.structs.replace(boot, warnings=(strange, *boot.warnings))
+    return msgspec.structs.replace(boot, warnings=(_strange(path), *boot.warnings))
 
 
 def without_evidence(engine: str, reason: str) -> Boot:
@@ -62,34 +61,40 @@ def without_evidence(engine: str, reason: str) -> Boot:
     return Boot(engine=engine, era="", evidence="none", warnings=(reason,))
 
 
-def _read(text: str, engine: str, patterns: Mapping[str, str], cut: str | None) -> Boot:
-    reader = grammar(engine, patterns)
-    # Not splitlines(): form feeds and Unicode line separators inside a model's text are not ends of log lines.
-    for line in text.split("\n"):
-        reader.feed(line)
+def _strange(path: Path) -> str:
+    return f"the log {path} is mostly not text, so little of it could be read"
+
+
+def _judged(log: Log, engine: str | None, patterns: Mapping[str, str]) -> Boot:
+    head = log.beginning()
+    if not log.zeros and not head.strip() and not any(block.strip() for block in log.blocks()):
+        raise BadInput(f"{log.origin} is empty: there is no log to read")
+    if strange(head) or not head:
+        raise BadInput(f"{log.origin} is not a text, so it is not a log")
+    return _read(log, engine or ("command" if patterns else _recognised(log)), patterns)
+
+
+def _recognised(log: Log) -> str:
+    for block in log.blocks():
+        engine = recognise(block.decode("utf-8", "replace"))
+        if engine is not None:
+            return engine
+    raise BadInput(
+        f"{log.origin} is the log of no engine that is known here ({', '.join(engines())}): where it is one of theirs,"
+        " name it with --engine"
+    )
+
+
+def engines() -> tuple[str, ...]:
+    """The engines whose logs are read, by the names that ``--engine`` takes."""
+    return tuple(name for name in GRAMMARS if name != "llama.cpp")
+
+
+def _read(log: Log, engine: str, patterns: Mapping[str, str]) -> Boot:
+    reader = Boots(engine, patterns)
+    hand_over(log.blocks(), reader)
     boot = reader.boot()
-    return boot if cut is None else msgspec.structs.replace(boot, warnings=(cut, *boot.warnings))
-
-
-def _beginning(path: Path) -> tuple[str, str | None]:
-    """The text of a file, at most :data:`READ` bytes of it, and a sentence where that is not all.
-
-    :raises BadInput: it cannot be read.
-    """
-    try:
-        if path.is_dir():
-            raise BadInput(f"{path} is a folder: give the log file itself")
-        with path.open("rb") as stream:
-            found = stream.read(READ + 1)
-            size = stream.seek(0, 2) if stream.seekable() else len(found)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise BadInput(f"{path} cannot be read: {reason}") from None
-    if len(found) <= READ:
-        return found.decode("utf-8", "replace"), None
-    whole = found[: found.rfind(b"\n", 0, READ) + 1] or found[:READ]  # a line that was cut may read as another
-    cut = f"the log {path} has {mib(size)}: only its first {mib(READ)}, where the boot is, were read"
-    return whole.decode("utf-8", "replace"), cut
+    return msgspec.structs.replace(boot, warnings=(*log.notes, *boot.warnings)) if log.notes else boot
 
 
 def _exists(name: str) -> bool:
@@ -108,12 +113,12 @@ class Follower:
     """
 
     def __init__(self, engine: str, patterns: Mapping[str, str] = {}) -> None:
-        self._grammar = grammar(engine, patterns)
+        self._boots = Boots(engine, patterns)
 
     def feed(self, line: str) -> str | None:
         """Take the next line; the phase that it begins, or ``None``. Never raises."""
-        return self._grammar.feed(line)
+        return self._boots.feed(line)
 
     def boot(self) -> Boot:
         """What the lines so far said."""
-        return self._grammar.boot()
+        return self._boots.boot()

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from pytest_vram.bootlog import Boot, Follower, generic, patience, read, read_own
-from pytest_vram.bootlog.reader import READ
 from pytest_vram.errors import BadInput
 
 MIB = 1 << 20
@@ -51,12 +50,14 @@ def test_missing_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("junk", ["x" * 10_000, "a\0b", "\n" * 3])
 def test_text_that_is_no_path(junk: str) -> None:
-    """Text that no file could be named after is read, or refused, but never crashes."""
+    """Text that no file could be named after is read where its engine is named, or refused, but never crashes."""
     if "\0" in junk or not junk.strip():
         with pytest.raises(BadInput):
             read(junk)
     else:
-        assert read(junk).evidence == "none"
+        with pytest.raises(BadInput, match="log of no engine that is known here"):
+            read(junk)
+        assert read(junk, engine="llama-server").evidence == "none"
 
 
 def test_windows_line_ends(tmp_path: Path) -> None:
@@ -156,16 +157,19 @@ BUFFERS = b"loading model tensors\nload_tensors: CUDA0 model buffer size = 1.00 
 
 
 @pytest.mark.parametrize("reader", [read, read_own])
-def test_huge_log_is_read_at_its_beginning(tmp_path: Path, reader: Callable[..., Boot]) -> None:
-    """A log of any size is read, its first 64 MiB alone; a warning says so, and a line that was cut is left out."""
+def test_holes_of_a_huge_log_are_no_lines(tmp_path: Path, reader: Callable[..., Boot]) -> None:
+    """Zeros before, between and after lines, as in a log that was emptied under its server, hide nothing."""
     path = tmp_path / "boot.log"
-    last = b"\nload_tensors: CUDA1 model buffer size = 10.00 MiB"
     with path.open("wb") as stream:
-        stream.write(BUFFERS + b" " * (READ - len(BUFFERS) - len(last) + 3) + last)
-        stream.truncate(2 << 30)
+        stream.truncate(200 << 20)
+        stream.seek(0, 2)
+        stream.write(BUFFERS)
+        stream.truncate(stream.tell() + (100 << 20))
+        stream.seek(0, 2)
+        stream.write(b"\nload_tensors: CUDA1 model buffer size = 10.00 MiB")
     boot = reader(path, engine="llama-server")
-    assert boot.ledger().buckets() == {"weights": {"gpu0": MIB}}
-    assert boot.warnings[0] == f"the log {path} has 2,048 MiB: only its first 64.00 MiB, where the boot is, were read"
+    assert boot.ledger().buckets() == {"weights": {"gpu0": MIB, "gpu1": 10 * MIB}}
+    assert boot.warnings == ()
 
 
 @pytest.mark.parametrize(
