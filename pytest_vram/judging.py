@@ -80,7 +80,7 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
         others = [residue for residue in closed.residues if residue.test not in (attempt.key, BEFORE_TESTS)]
         closed = msgspec.structs.replace(closed, residues=others)
         if backends and not run.predicted:
-            ledger = combined(backend.boot.ledger() for backend in backends).against(_totals(closed))
+            ledger = combined(backend.explained for backend in backends).against(_totals(closed))
         findings.extend(
             Finding(check="backend", verdict="error", section="backend", text=sentence) for sentence in closed.deaths
         )
@@ -320,8 +320,9 @@ def backend_record(backend: RunningBackend, peak: dict[str, Measured]) -> Backen
         command=without_secrets(backend.command),
         spec=as_table(backend.spec),
         log=str(Path(running.log).name),
-        ledger=backend.boot.ledger(),
+        ledger=backend.explained,
         facts=dict(backend.boot.facts),
+        growth=backend.growth,
         phases=list(running.phases),
         boot_peak=boot,
         at_ready=dict(running.at_ready),

@@ -166,7 +166,10 @@ class Collector:
         peaks: dict[str, Measured] = dict(known.peak)
         for label, figure in record.peak.items():
             peaks[label] = larger([peaks[label], figure]) if label in peaks else figure
-        self.backends[key] = msgspec.structs.replace(known, peak=peaks)
+        known = msgspec.structs.replace(known, peak=peaks)
+        if record.growth is not None:
+            known = msgspec.structs.replace(known, growth=record.growth, ledger=record.ledger)
+        self.backends[key] = known
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """Give ``inconclusive`` its own letter and count, and infrastructure trouble the name error."""

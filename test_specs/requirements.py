@@ -8,6 +8,7 @@ import pytest
 
 from pytest_vram import inconclusive
 from pytest_vram.backends.base import CAPABILITIES
+from pytest_vram.errors import BackendError
 
 if TYPE_CHECKING:
     from pytest_vram.backends import Pool, RunningBackend
@@ -55,9 +56,14 @@ def need_measurements(backends: Pool, what: str) -> None:
 
 
 def hold(finding: Finding | None) -> None:
-    """End the test as a check found: it holds, it does not, or the evidence does not decide, which never passes."""
+    """End the test as a check found: it holds, it does not, or the evidence does not decide, which never passes.
+
+    :raises BackendError: there was trouble with the deployment: an error of the test, and no verdict on it.
+    """
     if finding is None:
         return
     if finding.verdict == "failed":
         pytest.fail(finding.text, pytrace=False)
+    if finding.verdict == "error":
+        raise BackendError(finding.text)
     inconclusive(finding.text)

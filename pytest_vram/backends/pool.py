@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,13 +15,14 @@ from pytest_vram.backends import engine as engine_named
 from pytest_vram.backends.base import CAPABILITIES, PlanContext, Properties
 from pytest_vram.backends.client import AsyncVramClient, Target, VramClient
 from pytest_vram.backends.frames import of_ours
+from pytest_vram.backends.growth import Growth
 from pytest_vram.backends.labels import relabelled
 from pytest_vram.backends.record import RequestRecord
 from pytest_vram.backends.turns import Caller, Connect, KeeperLike, ask, take
 from pytest_vram.bootlog.boot import Boot
 from pytest_vram.errors import BackendError, BadSpec, BootFailed, KeeperError, RequestFailed, VramError
 from pytest_vram.keeper.messages import Acquire, Restart, Running, Stop, Turn
-from pytest_vram.ledger import Ledger
+from pytest_vram.ledger import Ledger, combined
 from pytest_vram.readings import Reading
 from pytest_vram.spec import BackendSpec, LaunchPlan, OptionValue
 
@@ -49,6 +50,8 @@ class RunningBackend:
         self.plan = plan
         self.running = running
         self._boot: Boot | None = None
+        #: What the last probe of this generation found; see :meth:`probe`.
+        self.growth: Growth | None = None
         self._records: list[RequestRecord] = []
         self._target = Target(name=spec.name, url=running.url)
         self._refresh(running)
@@ -58,6 +61,7 @@ class RunningBackend:
     def _refresh(self, running: Running) -> None:
         self.running = running
         self._boot = None
+        self.growth = None
         target = self._target
         target.url, target.key = running.url, running.key
         target.api_key = running.api_key or self.plan.api_key
@@ -138,8 +142,29 @@ class RunningBackend:
     def boot(self) -> Boot:
         """What the log says of this boot, with the device labels of the run; no evidence where there is no log."""
         if self._boot is None:
-            self._boot = relabelled(self._read_log(), self._pool.context, self.plan.env)
+            self._boot = self.read_boot()
         return self._boot
+
+    def read_boot(self) -> Boot:
+        """As :attr:`boot`, of the log as it is now: what has failed since the server was ready is in it."""
+        return relabelled(self._read_log(), self._pool.context, self.plan.env)
+
+    def probe(self, *, at_once: Sequence[int] | None = None, seconds: float = 120.0, settle: float = 2.0) -> Growth:
+        """Send what makes a deployment grow, and say what it took beyond its boot.
+
+        Short prompts, one of more than a full ubatch, one that nearly fills the context, as many at once as there are
+        slots, an image where a projector is loaded; each is a phase of the test (``serving: near-full context`` …),
+        and what stays is in the ledger from then on. A step that failed is an outcome with its reason, not an error.
+
+        :param at_once: how many requests to send at once, a round for each number, instead of one for each slot.
+        :param seconds: for all of it; what does not fit is sent shorter or left out, and the step says so.
+        :param settle: seconds that memory may take to come to rest after each step.
+        :raises BadInput: a value that cannot be used. :raises KeeperError: the keeper is lost.
+        """
+        from pytest_vram.backends.probing import Probe
+
+        self.growth = Probe(self, self._pool, at_once=at_once, seconds=seconds, settle=settle).run()
+        return self.growth
 
     def _read_log(self) -> Boot:
         if self.log is None:
@@ -162,16 +187,28 @@ class RunningBackend:
 
     @property
     def ledger(self) -> Ledger:
-        """The printed buckets held against the measured peak of the boot; see :attr:`ledger_against`."""
-        return self.ledger_against(self.running.boot_peak)
+        """The printed buckets held against the measured peak of the boot; see :meth:`ledger_against`."""
+        return self.boot.ledger().against(self._measured(self.running.boot_peak))
 
     def ledger_against(self, peak: Mapping[str, Any]) -> Ledger:
-        """The printed buckets held against measured peaks; the host's, where only a card is measured, is the boot's."""
+        """The printed buckets, and growth where it was probed, held against measured peaks.
+
+        The host's, where only a card is measured, is the boot's.
+        """
+        return self.explained.against(self._measured(peak))
+
+    def _measured(self, peak: Mapping[str, Any]) -> dict[str, Reading]:
         measured = {label: figure for label, figure in peak.items() if isinstance(figure, Reading)}
         host = self.running.host_boot_peak
         if "host" not in measured and isinstance(host, Reading):
             measured["host"] = host
-        return self.boot.ledger().against(measured)
+        return measured
+
+    @property
+    def explained(self) -> Ledger:
+        """The printed buckets, and what a probe found to stay beyond them, without a measured total."""
+        printed = self.boot.ledger()
+        return printed if self.growth is None else combined([printed, Ledger(entries=self.growth.entries)])
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -337,6 +374,10 @@ class Pool:
     def async_client_for(self, backend: RunningBackend, *, serial: bool = True) -> AsyncVramClient:
         """A new client for async code."""
         return AsyncVramClient(backend.target, serial=serial, **self._links(backend))
+
+    def client_of(self, target: Target, backend: RunningBackend, *, serial: bool = True) -> VramClient:
+        """A new client of this backend with a target of its own, such as one with another timeout."""
+        return VramClient(target, serial=serial, **self._links(backend))
 
     def _links(self, backend: RunningBackend) -> dict[str, Any]:
         return {"connect": self._connect, "window": self.window, "fate": self.fate, "keep": backend.keep}

@@ -8,6 +8,7 @@ from pytest_vram.checks.breakdown import ledger_table
 from pytest_vram.checks.budget import OWN, is_apart, judge_peak, own_of, scope_of, tightest
 from pytest_vram.checks.evidence import judge_lost, judge_spill, judge_strangers
 from pytest_vram.checks.finding import Finding, Verdict
+from pytest_vram.checks.growth import judge_growth, judge_served
 from pytest_vram.checks.host import judge_host
 from pytest_vram.checks.idle import judge_idle_rollback
 from pytest_vram.checks.reserve import judge_reserve
@@ -20,6 +21,7 @@ __all__ = [
     "is_apart",
     "judge_applied",
     "judge_context",
+    "judge_growth",
     "judge_host",
     "judge_idle_rollback",
     "judge_layers",
@@ -29,6 +31,7 @@ __all__ = [
     "judge_peak",
     "judge_rate",
     "judge_reserve",
+    "judge_served",
     "judge_spill",
     "judge_strangers",
     "ledger_table",

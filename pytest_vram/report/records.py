@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from pytest_vram.backends.growth import Growth
 from pytest_vram.backends.record import RequestRecord
 from pytest_vram.checks.finding import Finding
 from pytest_vram.keeper.messages import BootPhase, DeviceInfo, HostUse, Residue, Sampling, Share, Stranger
@@ -22,6 +23,7 @@ class BackendRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     :ivar ledger: the engine's printed buckets against the peak of this generation (``unattributed`` included).
     :ivar spec: the resolved spec, secrets left out. :ivar peak: boot and use, label → figure.
+    :ivar growth: what a probe found that it takes beyond its boot while it serves; ``None`` where none was made.
     """
 
     name: str
@@ -39,6 +41,7 @@ class BackendRecord(msgspec.Struct, frozen=True, kw_only=True):
     at_ready: dict[str, Measured] = {}
     peak: dict[str, Measured] = {}
     boot_seconds: float | None = None
+    growth: Growth | None = None
 
 
 class TestRecord(msgspec.Struct, frozen=True, kw_only=True):

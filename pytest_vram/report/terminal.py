@@ -11,6 +11,7 @@ from pytest_vram.checks.breakdown import ledger_table
 from pytest_vram.checks.wording import HOST, STAND_IN, size_of
 from pytest_vram.keeper.messages import DeviceInfo, Sampling
 from pytest_vram.readings import Measured, Reading
+from pytest_vram.report.growth_lines import growth_lines
 from pytest_vram.report.records import BackendRecord, RunReport, TestRecord
 from pytest_vram.units import mib, with_mib
 
@@ -264,6 +265,8 @@ def _backends(report: RunReport, width: int) -> list[str]:
             lines += _row("", "its log prints no buffer sizes, so there is no breakdown of its memory", width)
         elif number < _TABLES:
             lines += ledger_table(backend.ledger, width=width)
+        if backend.growth is not None and number < _TABLES:
+            lines += growth_lines(backend.growth, width=width)
     if len(report.backends) > _TABLES:
         lines += _row("", f"breakdowns of {len(report.backends) - _TABLES} more are in the report", width)
     return lines
