@@ -6,15 +6,18 @@ an estimate of which a part is unknown is a lower bound, which can break a limit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pytest_vram.backends import gguf_file, llama_server
+from pytest_vram.backends import flags, gguf_file, llama_server
 from pytest_vram.checks.finding import Finding
-from pytest_vram.errors import BackendError, BadInput
+from pytest_vram.errors import BackendError, BadInput, EngineNotFound
 from pytest_vram.keeper.messages import Closed
 from pytest_vram.ledger import Ledger, combined
 from pytest_vram.paths import expanded
@@ -25,6 +28,8 @@ from pytest_vram.text import encodable
 if TYPE_CHECKING:
     from pytest_vram.run import Attempt, Plan, Run
     from pytest_vram.sizing import Estimate
+    from pytest_vram.sizing.options import Era
+    from pytest_vram.sizing.shape import Note
 
 SOURCE = "estimate"
 HOST = "host"
@@ -36,6 +41,8 @@ NOTHING_MEASURED = "predicted, nothing was measured"
 _SOME_DEVICE = "gpu0"
 #: Engines whose deployments can be sized from a spec.
 _ENGINES = ("llama-server",)
+#: Where the engine's name of a device ends, and what it serves or stands for begins.
+_ENGINE_NAME = re.compile(r"[\[ (]")
 #: Options that are paths, which start from the folder of the spec.
 _PATHS = frozenset({"mmproj", "lora", "lora-scaled", "model-draft", "spec-draft-model", "control-vector"})
 
@@ -48,13 +55,27 @@ class Predictions:
 
     def of(self, spec: BackendSpec) -> Estimate | Unmeasurable:
         """The estimate of this spec, or why there is none."""
-        key = msgspec.json.encode(encodable(msgspec.to_builtins(spec)), order="sorted")
+        return self._made(_key(spec), lambda: estimate_of(spec))
+
+    def on(
+        self, spec: BackendSpec, *, command: Sequence[str], devices: Mapping[str, str], facts: Mapping[str, Any] = {}
+    ) -> Estimate | Unmeasurable:
+        """The estimate of a backend on the devices that it was started on, or why there is none; see
+        :func:`estimate_on`."""
+        key = _key(spec, list(command[:1]), dict(devices), str(facts.get("build", "")))
+        return self._made(key, lambda: estimate_on(spec, command=command, devices=devices, facts=facts))
+
+    def _made(self, key: bytes, make: Callable[[], Estimate]) -> Estimate | Unmeasurable:
         if key not in self._known:
             try:
-                self._known[key] = estimate_of(spec)
+                self._known[key] = make()
             except (BadInput, BackendError) as error:
                 self._known[key] = Unmeasurable(reason=str(error), source=SOURCE)
         return self._known[key]
+
+
+def _key(*parts: Any) -> bytes:
+    return msgspec.json.encode(encodable([msgspec.to_builtins(part) for part in parts]), order="sorted")
 
 
 def estimate_of(spec: BackendSpec) -> Estimate:
@@ -63,15 +84,63 @@ def estimate_of(spec: BackendSpec) -> Estimate:
     :raises BadInput: an engine that cannot be predicted, an option or a model that cannot be used.
     :raises BackendError: no such model.
     """
+    _check_engine(spec)
+    from pytest_vram.sizing import estimating
+
+    shape = estimating.load(str(gguf_file.resolve(spec)), engine=spec.engine)
+    return estimating.of_shape(shape, engine=spec.engine, options=options_of(spec))
+
+
+def _check_engine(spec: BackendSpec) -> None:
     if spec.engine not in _ENGINES:
         raise BadInput(
             f"backend {spec.name!r} (engine {spec.engine!r}) cannot be predicted: estimates are made for engine"
             f" {', '.join(repr(engine) for engine in _ENGINES)} only"
         )
-    from pytest_vram.sizing import estimating
 
+
+def estimate_on(
+    spec: BackendSpec, *, command: Sequence[str], devices: Mapping[str, str], facts: Mapping[str, Any] = {}
+) -> Estimate:
+    """The predicted ledger of a backend that was started: by the rules of its build, under the labels of the run.
+
+    :param command: its command line, with what this package put there. :param devices: label → the engine's own name,
+        as its log has them, in its order. :param facts: of its boot.
+    :raises BadInput: an engine that cannot be predicted, an option or a model that cannot be used.
+    :raises BackendError: no such model.
+    """
+    _check_engine(spec)
+    from pytest_vram.sizing import estimating, llama_cpp, llama_options
+
+    options = options_of(spec)
+    for name, value in itertools.pairwise(command):  # where this package placed it
+        if name in ("--rpc", "--device") and name[2:] not in options:
+            options[name[2:]] = value
+    given = llama_options.read(options)
+    seen = {label: _ENGINE_NAME.split(name, maxsplit=1)[0] for label, name in devices.items() if label != HOST}
+    chosen = given.options
+    if seen and chosen.devices:
+        named = llama_options.devices_named(seen.values())
+        mine = tuple(msgspec.structs.replace(one, label=label) for one, label in zip(named, seen, strict=True))
+        chosen = msgspec.structs.replace(chosen, devices=mine)
+        notes = tuple(note for note in given.notes if not note.text.startswith("no --device"))
+        given = msgspec.structs.replace(given, options=chosen, notes=notes)
     shape = estimating.load(str(gguf_file.resolve(spec)), engine=spec.engine)
-    return estimating.of_shape(shape, engine=spec.engine, options=options_of(spec))
+    era, unsure = _era(command, facts)
+    given = msgspec.structs.replace(given, notes=(*given.notes, *unsure))
+    return llama_cpp.predict(shape, chosen, era, given=given)
+
+
+def _era(command: Sequence[str], facts: Mapping[str, Any]) -> tuple[Era, tuple[Note, ...]]:
+    """The rules of the build that was started, by its number where it says one, else by its options."""
+    from pytest_vram.sizing import eras
+
+    number = re.match(r"\d{1,7}", str(facts.get("build", "")))
+    names: Sequence[str] = ()
+    if command:
+        with contextlib.suppress(EngineNotFound):  # it is gone by now
+            names = flags.help_of(Path(command[0])).long_names()
+    return eras.era_of(int(number[0]) if number else None, names)
 
 
 def options_of(spec: BackendSpec) -> dict[str, Any]:

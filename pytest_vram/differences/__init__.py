@@ -1,0 +1,10 @@
+"""Two ledgers beside each other: what differs, by how much, and what the difference means.
+
+Nothing is explained away: each rule has a bound, and what lies beyond it is ``unknown``. The differences of a device
+add up to the difference of its totals exactly.
+"""
+
+from pytest_vram.differences.comparing import between, ends_of, grown
+from pytest_vram.differences.records import MEANINGS, Beside, Cause, Change, Difference, Meaning
+
+__all__ = ["MEANINGS", "Beside", "Cause", "Change", "Difference", "Meaning", "between", "ends_of", "grown"]
