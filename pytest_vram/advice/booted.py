@@ -5,9 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pytest_vram.advice import hosted, planned, printed, torched
+from pytest_vram.advice.deployed import advise
+from pytest_vram.advice.goal import Goal, least_on
 from pytest_vram.advice.records import Advice
-from pytest_vram.bootlog.boot import Boot
+from pytest_vram.bootlog.boot import Boot, Failure
+from pytest_vram.errors import BadInput
+from pytest_vram.sizing import llama_options
+from pytest_vram.sizing.engine_options import named
+from pytest_vram.sizing.llama_options import Given
+from pytest_vram.sizing.prediction import Estimate
 from pytest_vram.sizing.shape import ModelShape
+from pytest_vram.sizing.verdict import HOST, on
+
+#: Engines that run llama.cpp's code, whose lines its rules read.
+LLAMA = ("llama-server", "llama.cpp", "ik_llama", "koboldcpp", "localai", "ollama")
+_SIZED = ("llama-server", "llama.cpp")
+_OF_HOST = ("host_out_of_memory", "host_oom_killed")
+_OF_DEVICE = ("out_of_memory", "kv_planning", "precheck")
+#: Fact of a log → option that it stands for where that is not given.
+_FACTS = {
+    "context": "ctx-size",
+    "slots": "parallel",
+    "ubatch": "ubatch-size",
+    "batch": "batch-size",
+    "cache_type_k": "cache-type-k",
+    "cache_type_v": "cache-type-v",
+    "kv_unified": "kv-unified",
+}
+#: Buckets in the order in which a boot allocates them.
+_ORDER = ("weights", "experts", "lora", "projector", "kv", "recurrent", "compute", "draft")
 
 
 def of_boot(
@@ -23,6 +50,99 @@ def of_boot(
     :returns: nothing where the log shows no failure, or one that is not about memory.
     :raises BadInput: options that the engine does not have.
     """
-    if boot.failure is None:
+    failure = boot.failure
+    if failure is None or failure.kind not in (*_OF_HOST, *_OF_DEVICE):
         return ()
+    if shape is not None and boot.engine in _SIZED and not printed.absurd(failure):
+        made = _by_model(boot, failure, shape, options or {})
+        if made:
+            return made
+    if failure.kind in _OF_HOST:
+        return hosted.of_log(boot, failure)
+    if boot.engine in LLAMA:
+        return printed.of_log(boot, failure)
+    if boot.engine in ("vllm", "sglang"):
+        return planned.of_log(boot, failure)
+    if boot.engine in ("transformers", "torch"):
+        return torched.of_log(boot, failure)
     return ()
+
+
+def _by_model(boot: Boot, failure: Failure, shape: ModelShape, options: Mapping[str, Any]) -> tuple[Advice, ...]:
+    """Every saving from the model's own files; nothing where the log does not say which device it is about."""
+    given, labels = _given(boot, options)
+    device = HOST if failure.kind in _OF_HOST else failure.device
+    if device is None:
+        device = next((label for label in boot.devices if label != HOST), None)
+    if device is None:
+        return ()
+    device = labels.get(device, device)
+    if device != HOST and device not in {one.label for one in given.options.devices}:
+        return ()
+    return advise(shape, given, lambda made: _goal(boot, failure, device, made), names=_names(boot, labels))
+
+
+def _given(boot: Boot, options: Mapping[str, Any]) -> tuple[Given, dict[str, str]]:
+    """The options with what the log says where they are silent, and log's label → the estimate's."""
+    asked = {named(key)[0].name for key in options}
+    merged: dict[str, Any] = dict(options)
+    if "ctx-size" not in asked and "kv-unified-per-slot" in asked:
+        asked.add("ctx-size")
+    for fact, option in _FACTS.items():
+        value = boot.facts.get(fact)
+        if option not in asked and value is not None:
+            merged[option] = value
+    flash = boot.facts.get("flash_attention")
+    if "flash-attn" not in asked and flash in ("enabled", "disabled"):
+        merged["flash-attn"] = "on" if flash == "enabled" else "off"
+    offloaded, all_layers = boot.facts.get("layers_offloaded"), boot.facts.get("layers_offloadable")
+    if "n-gpu-layers" not in asked and offloaded is not None and offloaded != all_layers:
+        merged["n-gpu-layers"] = offloaded
+    cards = [label for label in boot.devices if label != HOST]
+    labels: dict[str, str] = {}
+    if "device" not in asked and "rpc" not in asked:
+        merged["device"] = ",".join(boot.devices[label].partition("[")[0] for label in cards) or "none"
+    try:
+        given = llama_options.read(merged)
+    except BadInput:
+        # What a log calls a device may be none that the engine takes on its command line.
+        given = llama_options.read(
+            {name: value for name, value in merged.items() if name != "device" or "device" in asked}
+        )
+    if len(given.options.devices) == len(cards):
+        labels = {label: one.label for label, one in zip(cards, given.options.devices, strict=True)}
+    return given, labels
+
+
+def _names(boot: Boot, labels: Mapping[str, str]) -> dict[str, str]:
+    return {labels.get(label, label): name for label, name in boot.devices.items()}
+
+
+def _goal(boot: Boot, failure: Failure, device: str, made: Estimate) -> Goal:
+    """How much is missing: of what the log says was free, by the whole prediction; else what was refused, and all that
+    comes after it, at most."""
+    bucket = failure.bucket
+    if failure.free is not None:
+        # The driver's own memory is in use before an engine asks what is free.
+        context = sum(
+            entry.at_most or entry.bytes
+            for entry in made.entries
+            if (entry.bucket, entry.device) == ("context", device)
+        )
+        room = failure.free - (on(made, device) - context)
+        if room < 0:
+            return Goal(device=device, rooms={device: room}, bucket=bucket)
+    later = 0
+    if bucket in _ORDER:
+        rest = _ORDER[_ORDER.index(bucket) + 1 :]
+        rows = made.buckets()
+        later = sum(row.get(device, 0) for name, row in rows.items() if name in rest)
+    size = failure.bytes if failure.bytes is not None else least_on(made, device) // 10
+    return Goal(
+        device=device,
+        rooms={device: -(size + later)},
+        measured=True,
+        bucket=bucket,
+        at_most=True,
+        complete=failure.bytes is not None,
+    )

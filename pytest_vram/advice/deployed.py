@@ -55,11 +55,11 @@ def advise(
     :raises BadInput: options that the engine refuses or does not have.
     """
     if engine != "llama-server":
-        from pytest_vram.advice import others
+        from pytest_vram.advice.others import advise as of_others
 
         if isinstance(options, Given):
             raise BadInput(f"options of llama-server were given for {engine}")
-        return others.advise(shape, options, goal, engine=engine)
+        return of_others(shape, options, goal, engine=engine)
     given = options if isinstance(options, Given) else llama_options.read(options)
     desk = _Desk(given, era)
     start = State(shape, given.options, desk.predicted(shape, given.options))
