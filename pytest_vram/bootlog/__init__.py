@@ -5,6 +5,18 @@ with every release. A log without memory lines is "no evidence", which never sta
 """
 
 from pytest_vram.bootlog.boot import PHASES, Boot, Failure, Phase, PhaseSpan
-from pytest_vram.bootlog.reader import Follower, read, read_own, without_evidence
+from pytest_vram.bootlog.reader import Follower, engines, read, read_own, read_stream, without_evidence
 
-__all__ = ["PHASES", "Boot", "Failure", "Follower", "Phase", "PhaseSpan", "read", "read_own", "without_evidence"]
+__all__ = [
+    "PHASES",
+    "Boot",
+    "Failure",
+    "Follower",
+    "Phase",
+    "PhaseSpan",
+    "engines",
+    "read",
+    "read_own",
+    "read_stream",
+    "without_evidence",
+]

@@ -29,8 +29,8 @@ MOST_UNPACKED = 8 << 30
 #: Bytes by which a file is judged to be a text or not.
 _SNIFF = 1 << 18
 _BOMS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-_GZIP = b"\x1f\x8b"
 _PACKED = {
+    b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
     b"\xfd7zXZ\x00": "xz",
     b"BZh": "bzip2",
@@ -82,7 +82,7 @@ class Log:
 
     def _text(self) -> Iterator[bytes]:
         head = self.beginning()
-        name = _encoding(head)
+        name = encoding_of(head)
         if name == "utf-8":
             skipped = len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0
             for block in self._raw():
@@ -135,18 +135,25 @@ def opened(path: Path) -> Iterator[Log]:
 
     :raises BadInput: it is no file, or cannot be opened; in one sentence.
     """
+    with opened_file(path) as stream:
+        yield log_of(stream, str(path))
+
+
+def opened_file(path: Path) -> io.BufferedReader:
+    """A file for reading.
+
+    :raises BadInput: it is no file, or cannot be opened.
+    """
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
             raise BadInput(f"{path} is a folder: give the log file itself")
         if not stat.S_ISREG(mode):
             raise BadInput(f"{path} is a device or a pipe and not a file: `vram boot -` reads standard input")
-        stream = path.open("rb")
+        return path.open("rb")
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise BadInput(f"{path} cannot be read: {reason}") from None
-    with stream:
-        yield log_of(stream, str(path))
 
 
 def log_of(stream: io.BufferedIOBase, origin: str) -> Log:
@@ -155,15 +162,20 @@ def log_of(stream: io.BufferedIOBase, origin: str) -> Log:
     :raises BadInput: it is packed in a way that is not read here.
     """
     try:
-        head = stream.read(8)
+        packer = packed_by(stream.read(8))
+        stream.seek(0)
     except OSError as error:
         raise BadInput(f"{origin} cannot be read: {error.strerror}") from None
-    for magic, name in _PACKED.items():
-        if head.startswith(magic):
-            raise BadInput(f"{origin} is packed by {name}: unpack it first, as in `… | vram boot -`")
-    if head.startswith(_GZIP):
+    if packer == "gzip":
         return Log(gzip.GzipFile(fileobj=stream), origin, packed=True)
+    if packer is not None:
+        raise BadInput(f"{origin} is packed by {packer}: unpack it first, as in `… | vram boot -`")
     return Log(stream, origin)
+
+
+def packed_by(head: bytes) -> str | None:
+    """The packer of a file that begins so, ``None`` where it is none of those that are known."""
+    return next((name for magic, name in _PACKED.items() if head.startswith(magic)), None)
 
 
 def log_of_text(text: str) -> Log:
@@ -182,13 +194,14 @@ def spooled(stream: BinaryIO, origin: str) -> Iterator[Log]:
 
 def strange(head: bytes) -> bool:
     """Whether this beginning of a file is no text."""
-    if _encoding(head) != "utf-8":
+    if encoding_of(head) != "utf-8":
         return False
     text = head.decode("utf-8", "replace").removesuffix("\ufffd")  # a character that was cut
     return text.count("\0") + text.count("\ufffd") > len(text) // 20
 
 
-def _encoding(head: bytes) -> str:
+def encoding_of(head: bytes) -> str:
+    """Name of the encoding of a text that begins so."""
     for mark, name in _BOMS.items():
         if head.startswith(mark):
             return name

@@ -68,7 +68,7 @@ def _strange(path: Path) -> str:
 def _judged(log: Log, engine: str | None, patterns: Mapping[str, str]) -> Boot:
     head = log.beginning()
     if not log.zeros and not head.strip() and not any(block.strip() for block in log.blocks()):
-        raise BadInput(f"{log.origin} is empty: there is no log to read")
+        raise BadInput(log.notes[0] if log.notes else f"{log.origin} is empty: there is no log to read")
     if strange(head) or not head:
         raise BadInput(f"{log.origin} is not a text, so it is not a log")
     return _read(log, engine or ("command" if patterns else _recognised(log)), patterns)
@@ -79,8 +79,13 @@ def _recognised(log: Log) -> str:
         engine = recognise(block.decode("utf-8", "replace"))
         if engine is not None:
             return engine
-    raise BadInput(
-        f"{log.origin} is the log of no engine that is known here ({', '.join(engines())}): where it is one of theirs,"
+    raise unknown_engine(log.origin)
+
+
+def unknown_engine(origin: str) -> BadInput:
+    """What is said of a log that gives no engine away."""
+    return BadInput(
+        f"{origin} is the log of no engine that is known here ({', '.join(engines())}): where it is one of theirs,"
         " name it with --engine"
     )
 

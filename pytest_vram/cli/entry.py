@@ -26,6 +26,7 @@ from pytest_vram.text import printable
 
 #: Verb → (module, one line of help).
 VERBS: dict[str, tuple[str, str]] = {
+    "boot": ("pytest_vram.cli.boot", "read an engine's boot log: phases, memory, failure, and what to change"),
     "check": ("pytest_vram.cli.check", "run the regression suite against a deployment"),
     "demo": ("pytest_vram.cli.demo", "fetch a real engine and a small model, then check them"),
     "doctor": ("pytest_vram.cli.doctor", "say what can be measured here, and which engines and models are found"),
@@ -37,11 +38,12 @@ VERBS: dict[str, tuple[str, str]] = {
 }
 #: Verbs whose other arguments are a model and the engine's options, in any order.
 PREDICTING = ("estimate", "fit", "plan", "sweep")
+#: Verbs that take a model and the engine's options besides others.
+WITH_ENGINE_OPTIONS = (*PREDICTING, "boot")
 #: Their options whose values are numbers or sizes, which somebody may write with a sign.
 _SIGNED = ("--budget", "--reserve", "--build", "--minimum-context", "--slots", "--host-memory", "--values")
 #: Verbs of later versions, so that asking for one says so instead of "invalid choice".
 NOT_BUILT: dict[str, str] = {
-    "boot": "reads a boot log",
     "soak": "runs for hours",
     "toolcalls": "measures tool-call accuracy",
     "report": "renders the report of a run",
@@ -75,8 +77,9 @@ def _verb(arguments: list[str]) -> str | None:
 
 
 def _undone(verb: str | None) -> int:
-    """The code of work that could not be done: of a prediction 1 would say that the model does not fit."""
-    return INCONCLUSIVE if verb in PREDICTING else FAILS
+    """The code of work that could not be done: of a prediction 1 would say that the model does not fit,
+    and of a log that its boot failed."""
+    return INCONCLUSIVE if verb in WITH_ENGINE_OPTIONS else FAILS
 
 
 def _unwritten(error: OSError, code: int, arguments: list[str]) -> int:
@@ -111,12 +114,12 @@ def _run(arguments: list[str], *, as_json: bool) -> Answer:
             f"this verb ({NOT_BUILT[wanted]}) is not built yet in this version, which has {', '.join(sorted(VERBS))}"
         )
         return _refuse(message, BAD_USE, wanted, as_json=as_json)
-    if wanted in PREDICTING:  # their -h cannot be argparse's, which would see it in an engine's -hf too
+    if wanted in WITH_ENGINE_OPTIONS:  # their -h cannot be argparse's, which would see it in an engine's -hf too
         arguments = _joined(["--help" if word == "-h" else word for word in arguments])
     try:
         options, rest = parser.parse_known_args(_own(arguments))
     except BadInput as error:
-        if wanted not in PREDICTING:
+        if wanted not in WITH_ENGINE_OPTIONS:
             progress(parser.format_usage().rstrip())
         return _refuse(printable(str(error)), BAD_USE, wanted or "", as_json=as_json)
     if options.verb is None:
@@ -191,8 +194,8 @@ def _parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
             epilog=_epilog(name),
             # -h would be taken for the beginning of an engine's -hf
-            add_help=name not in PREDICTING,
-            usage=f"vram {name} MODEL [engine's options] [options]" if name in PREDICTING else None,
+            add_help=name not in WITH_ENGINE_OPTIONS,
+            usage=_usage(name),
         )
         verb.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
         if name == "check":
@@ -203,9 +206,17 @@ def _parser() -> argparse.ArgumentParser:
             verb.add_argument("run", nargs="?", metavar="RUN", help="its id, folder or journal (default: the newest)")
             verb.add_argument("--once", action="store_true", help="one look, without waiting for its end")
             verb.add_argument("--follow", action="store_true", help="go on with the next run, and wait for the first")
+        if name == "boot":
+            _boot(verb)
         if name in PREDICTING:
             _predicting(verb, name)
     return parser
+
+
+def _usage(verb: str) -> str | None:
+    if verb == "boot":
+        return "vram boot LOG [options] [--model MODEL [engine's options]]"
+    return f"vram {verb} MODEL [engine's options] [options]" if verb in PREDICTING else None
 
 
 def _epilog(verb: str) -> str | None:
@@ -213,6 +224,11 @@ def _epilog(verb: str) -> str | None:
         return None
     if verb == "watch":
         return "Ends with the run, by its verdict: 0 passed, 1 failed or lost, 3 inconclusive."
+    if verb == "boot":
+        return (
+            "Exit codes: 0 no failure, 1 the log shows a failure, 3 it says nothing of memory. With --model the advice"
+            " is computed for that model; every other argument is then an option of the engine."
+        )
     if verb in PREDICTING:
         return (
             "MODEL is a GGUF file, a folder with config.json, or a name in the local Hugging Face or Ollama store."
@@ -220,6 +236,14 @@ def _epilog(verb: str) -> str | None:
             " behind --, as in `vram fit --budget 8GB -- llama-server -m my.gguf -c 8192`."
         )
     return "Every other argument goes to pytest, such as --vram-budget=4GB, -k idle, -v."
+
+
+def _boot(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--help", action="help", help="show this and exit")
+    parser.add_argument("log", metavar="LOG", help="a file (also packed by gzip), or - for standard input")
+    parser.add_argument("--engine", metavar="NAME", help="whose log it is, where its lines do not tell")
+    parser.add_argument("--model", metavar="MODEL", help="its model: a file, a folder, or a name in a local store")
+    parser.add_argument("--follow", action="store_true", help="read on while it is written, to ready or to a failure")
 
 
 def _predicting(parser: argparse.ArgumentParser, verb: str) -> None:

@@ -38,7 +38,8 @@ def decode(data: bytes, *, origin: str = "the report") -> RunReport:
 
 def schemas() -> dict[str, dict[str, Any]]:
     """File name in ``report/schema/`` → JSON schema, generated from the data model."""
-    from pytest_vram.report.predictions import DOCUMENTS  # which every run would pay for
+    from pytest_vram.report.booted import BootDocument  # these two every run would pay for
+    from pytest_vram.report.predictions import DOCUMENTS
 
     # Defaults of the data model are tuples in places: through JSON, so that the result equals what a file holds.
     report = _schema(RunReport)
@@ -57,6 +58,7 @@ def schemas() -> dict[str, dict[str, Any]]:
         "report.json": {"$schema": _DIALECT, "title": f"Run report, format {FORMAT}", **report},
         "watch.json": {"$schema": _DIALECT, "title": "What vram watch --json prints", **_schema(Watched)},
         "journal.json": {"$schema": _DIALECT, **line},
+        "boot.json": {"$schema": _DIALECT, "title": "What vram boot --json prints", **_schema(BootDocument)},
         **{name: {"$schema": _DIALECT, **_schema(document)} for name, document in DOCUMENTS.items()},
     }
 
