@@ -28,8 +28,9 @@ from pytest_vram.text import encodable
 if TYPE_CHECKING:
     from pytest_vram.run import Attempt, Plan, Run
     from pytest_vram.sizing import Estimate
+    from pytest_vram.sizing.llama_options import Given
     from pytest_vram.sizing.options import Era
-    from pytest_vram.sizing.shape import Note
+    from pytest_vram.sizing.shape import ModelShape, Note
 
 SOURCE = "estimate"
 HOST = "host"
@@ -99,6 +100,14 @@ def _check_engine(spec: BackendSpec) -> None:
         )
 
 
+class Sized(msgspec.Struct, frozen=True, kw_only=True):
+    """A deployment as the rules take it: its model, its options and the rules of its build."""
+
+    shape: ModelShape
+    given: Given
+    era: Era
+
+
 def estimate_on(
     spec: BackendSpec, *, command: Sequence[str], devices: Mapping[str, str], facts: Mapping[str, Any] = {}
 ) -> Estimate:
@@ -109,8 +118,18 @@ def estimate_on(
     :raises BadInput: an engine that cannot be predicted, an option or a model that cannot be used.
     :raises BackendError: no such model.
     """
+    from pytest_vram.sizing import llama_cpp
+
+    found = sized_on(spec, command=command, devices=devices, facts=facts)
+    return llama_cpp.predict(found.shape, found.given.options, found.era, given=found.given)
+
+
+def sized_on(
+    spec: BackendSpec, *, command: Sequence[str], devices: Mapping[str, str], facts: Mapping[str, Any] = {}
+) -> Sized:
+    """What the estimate of a backend that was started is made from; see :func:`estimate_on`."""
     _check_engine(spec)
-    from pytest_vram.sizing import estimating, llama_cpp, llama_options
+    from pytest_vram.sizing import estimating, llama_options
 
     options = options_of(spec)
     for name, value in itertools.pairwise(command):  # where this package placed it
@@ -127,8 +146,7 @@ def estimate_on(
         given = msgspec.structs.replace(given, options=chosen, notes=notes)
     shape = estimating.load(str(gguf_file.resolve(spec)), engine=spec.engine)
     era, unsure = _era(command, facts)
-    given = msgspec.structs.replace(given, notes=(*given.notes, *unsure))
-    return llama_cpp.predict(shape, chosen, era, given=given)
+    return Sized(shape=shape, given=msgspec.structs.replace(given, notes=(*given.notes, *unsure)), era=era)
 
 
 def _era(command: Sequence[str], facts: Mapping[str, Any]) -> tuple[Era, tuple[Note, ...]]:
