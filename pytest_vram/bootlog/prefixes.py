@@ -203,22 +203,15 @@ KINDS: tuple[Kind, ...] = (
         _compiled(_ISO + r" [\w.-]{1,80} (?P<process>[\w.@/-]{1,80}\[\d{1,10}\]|kernel):" + _END),
         _timed,
     ),
-    # a time alone (CI, `docker logs -t`), or with what Python and other loggers put after it
+    # what loggers of Python and others put after the time: ` - root - INFO - `, ` INFO `; not vLLM's own
     Kind(
         "time",
         _DIGITS,
-        _compiled(
-            _ISO
-            + r"(?: - [\w.]{1,80} - (?:"
-            + _NAMES
-            + ") -)?(?: +\\[?(?:"
-            + _NAMES
-            + r")\]?:?(?= (?!\d\d-\d\d \d\d:)))?"
-            + _END
-            + " *"
-        ),
+        _compiled(_ISO + rf"(?: - [\w.]{{1,80}} - (?:{_NAMES}) - | +\[?(?:{_NAMES})\]?:? (?!\d\d-\d\d \d\d:) *)"),
         _timed,
     ),
+    # a time alone: CI, `docker logs -t`
+    Kind("time", _DIGITS, _compiled(_ISO + _END), _timed),
     # Go's own: `2023/12/01 12:00:00 llama.go:300: `
     Kind(
         "go",
