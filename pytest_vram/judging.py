@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from pytest_vram import checks, predicting
+from pytest_vram import beside, checks, predicting
 from pytest_vram.backends.pool import RunningBackend
 from pytest_vram.checks.finding import Finding
 from pytest_vram.checks.leftovers import unsettled
+from pytest_vram.differences import Beside
 from pytest_vram.keeper.messages import Closed
 from pytest_vram.keeper.residue import BEFORE_TESTS
 from pytest_vram.ledger import Ledger, combined
@@ -68,6 +70,7 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
             )
         )
     ledger: Ledger | None = None
+    told: Beside | None = None
     peak: dict[str, Measured] = {}
     limit: dict[str, int] = {}
     limit_from: str | None = None
@@ -84,7 +87,9 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
         findings.extend(
             Finding(check="backend", verdict="error", section="backend", text=sentence) for sentence in closed.deaths
         )
-        findings.extend(_memory(run, attempt, closed, ledger))
+        found = _Estimated(run, attempt, closed, ledger)
+        findings.extend(_memory(run, attempt, closed, ledger, found))
+        told = found.made
         if attempt.plan.host_limit is not None or attempt.plan.rate is not None:
             # What both are about: a model that is paged out shows less memory and waits for the disk.
             locked = (checks.judge_locked(one.asked, one.boot.facts, warnings=one.boot.warnings) for one in backends)
@@ -111,6 +116,7 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
         limit_from=limit_from,
         phases=dict(closed.phases) if closed else {},
         ledger=ledger,
+        beside=told,
         findings=findings,
         shares=list(closed.shares) if closed else [],
         requests=requests,
@@ -190,7 +196,33 @@ def _budget_on(run: Run, attempt: Attempt) -> Limits | None:
     return None if run.predicted and not predicting.concerned(attempt) else budget_of(run)
 
 
-def _memory(run: Run, attempt: Attempt, closed: Closed, ledger: Ledger | None) -> list[Finding]:
+class _Estimated:
+    """The estimates of a test's backends beside its ledger, made when a check that does not hold asks for them."""
+
+    def __init__(self, run: Run, attempt: Attempt, closed: Closed, ledger: Ledger | None) -> None:
+        self._run, self._attempt, self._closed, self._ledger = run, attempt, closed, ledger
+        self.made: Beside | None = None
+
+    def __call__(self) -> Beside | None:
+        run, closed = self._run, self._closed
+        if self.made is None and self._ledger is not None and not run.predicted:
+            test = TestRecord(
+                nodeid=self._attempt.key,
+                outcome="failed",
+                seconds=0.0,
+                own=checks.own_of(closed),
+                process=dict(closed.process),
+                host=closed.host,
+                ledger=self._ledger,
+                strangers=list(closed.strangers),
+            )
+            self.made = beside.of_test(test, _records(self._attempt, closed), run.predictions)
+        return self.made
+
+
+def _memory(
+    run: Run, attempt: Attempt, closed: Closed, ledger: Ledger | None, estimated: Callable[[], Beside | None]
+) -> list[Finding]:
     budget = _budget_on(run, attempt)
     places = run.settings.places
     found: list[Finding | None] = []
@@ -213,6 +245,7 @@ def _memory(run: Run, attempt: Attempt, closed: Closed, ledger: Ledger | None) -
                 scope=scope,
                 ledger=ledger,
                 predicted=run.predicted,
+                beside=estimated,
             )
         )
     for meaning in attempt.plan.limits:
@@ -229,6 +262,7 @@ def _memory(run: Run, attempt: Attempt, closed: Closed, ledger: Ledger | None) -
                 phase=meaning["phase"],
                 ledger=ledger,
                 predicted=run.predicted,
+                beside=estimated,
             )
         )
     if attempt.plan.host_limit is not None:

@@ -318,10 +318,19 @@ class Collector:
             msgspec.structs.replace(record, ledger=record.ledger.against(_readings(record.peak)))
             for record in self.backends.values()
         ]
+        if run is not None and not run.predicted and (run.settings.reports or info.verdict != "passed"):
+            backends = [self._estimated(record, run) for record in backends]
         journal = folder / "journal.jsonl"
         return RunReport(
             run=info, tests=self.tests, backends=backends, journal=str(journal) if journal.exists() else None
         )
+
+    @staticmethod
+    def _estimated(record: BackendRecord, run: Run) -> BackendRecord:
+        """The backend with its estimate beside its ledger: where somebody reads it, because it takes a moment."""
+        from pytest_vram import beside
+
+        return msgspec.structs.replace(record, beside=beside.of_backend(record, run.predictions))
 
     def _says_nothing_measured(self, run: Run) -> bool:
         """Whether somebody might think that something was measured: not where estimates were asked for."""

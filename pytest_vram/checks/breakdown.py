@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from pytest_vram.checks.wording import ESTIMATE, HOST, STAND_IN
+from pytest_vram.differences import Beside, Difference, ends_of
 from pytest_vram.ledger import Bucket, Ledger
 from pytest_vram.units import MIB, mib
 
@@ -13,8 +14,11 @@ _PER_BLOCK = 4
 _NONE = "-"
 
 
-def ledger_table(ledger: Ledger, *, width: int = 80) -> list[str]:
+def ledger_table(ledger: Ledger, *, width: int = 80, beside: Beside | None = None) -> list[str]:
     """Lines of a table of buckets by device, in MiB with two decimals.
+
+    With an estimate ``beside`` it each device has a table of its own: what was predicted, what the engine printed, what
+    was measured, and below it what the differences mean.
 
     ``unattributed`` is what was measured minus what the engine printed; with it each column adds up to the measured
     total exactly (in bytes). A device that was not measured shows what was printed alone, and a line below says so.
@@ -24,12 +28,74 @@ def ledger_table(ledger: Ledger, *, width: int = 80) -> list[str]:
     if not labels:
         return ["memory breakdown (ledger): nothing was printed and nothing was measured"]
     lines: list[str] = []
+    if beside is not None and beside.predicted is not None:
+        for label in labels:
+            lines.extend(_three(ledger, beside, label, width))
+        if beside.reason:
+            lines.extend(_sentence(f"predicted: {beside.reason}", width))
+        lines.extend(line for note in _notes(ledger, labels) for line in _sentence(note, width))
+        return lines
     block = _PER_BLOCK if all(entry.at_most is None for entry in ledger.entries) else _PER_BLOCK - 1
     for start in range(0, len(labels), block):
         lines.extend(_block(ledger, buckets, labels[start : start + block], width))
-    for note in _notes(ledger, labels):
-        lines.extend(textwrap.wrap(note, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False))
+    lines.extend(line for note in _notes(ledger, labels) for line in _sentence(note, width))
+    if beside is not None and beside.reason:
+        lines.extend(_sentence(f"not predicted: {beside.reason}", width))
     return lines
+
+
+def _sentence(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+
+
+def _three(ledger: Ledger, beside: Beside, label: str, width: int) -> list[str]:
+    """Predicted, printed and measured figures of one device."""
+    assert beside.predicted is not None
+    mine = [one for one in beside.differences if one.device == label]
+    rows = [
+        (one.bucket, _end(one.before, one.before_at_most), _end(one.after, one.after_at_most), "")
+        for one in mine
+        if one.bucket != "unattributed"
+    ]
+    known = {row[0] for row in rows}
+    for bucket, table in beside.predicted.buckets().items():
+        # A context without a printed figure is weighed against the rest.
+        if bucket == "context" and bucket not in known and label in table:
+            rows.append((bucket, _range(table[label], _at_most(beside.predicted, bucket)[label]), _NONE, ""))
+    sums = ends_of(beside.predicted).get(label)
+    explained = ledger.explained()
+    printed = _cell(explained[label]) if label in explained else _NONE
+    lines_of = [*rows, ("sum", _NONE if sums is None else _range(*sums), printed, "")]
+    reading = ledger.measured.get(label)
+    if reading is not None:
+        lines_of.append(("unattributed", "", "", _cell(reading.bytes - explained.get(label, 0), sign=True)))
+        lines_of.append(("total measured", "", "", _cell(reading.bytes)))
+    wide = max(12, *(len(cell) + 2 for _, *cells in lines_of for cell in cells))
+    first = max(18, min(36, width - 3 * wide - 2))
+    head = f"memory breakdown (ledger), MiB, {label}"
+    head = head if len(head) <= first + 2 else f"ledger, MiB, {label}"
+    lines = [head.ljust(first + 2) + "".join(name.rjust(wide) for name in ("predicted", "printed", "measured"))]
+    for name, *cells in lines_of:
+        lines.append((f"  {name.ljust(first)}" + "".join(cell.rjust(wide) for cell in cells)).rstrip())
+    said = [one for one in mine if one.meaning not in _QUIET and max(abs(one.least), abs(one.most)) >= _SMALL]
+    told = [line for one in said for line in _sentence(difference(one), width)]
+    return [*lines, *(told or _sentence(f"{label}: as predicted, within what was printed", width))]
+
+
+#: Meanings without a line of their own, and bytes that are worth none.
+_QUIET = ("equal", "rounding")
+_SMALL = MIB // 20
+
+
+def difference(one: Difference) -> str:
+    """A difference as a line: where, how much, and what it means."""
+    ends = [f"{size / MIB:+,.2f}" for size in (one.least, one.most)]
+    amount = ends[0] if ends[0] == ends[1] else f"between {ends[0]} and {ends[1]}"
+    return f"{one.device} {one.bucket} {amount}: {one.meaning}" + (f" ({one.text})" if one.text else "")
+
+
+def _end(low: int | None, high: int | None) -> str:
+    return _NONE if low is None else _range(low, low if high is None else high)
 
 
 def _labels(ledger: Ledger) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -11,6 +11,7 @@ from pytest_vram.checks.breakdown import ledger_table
 from pytest_vram.checks.finding import Finding, Verdict
 from pytest_vram.checks.leftovers import Left, left_in, words
 from pytest_vram.checks.wording import amount, block, device, provenance, surroundings
+from pytest_vram.differences import Beside, grown
 from pytest_vram.keeper.messages import Closed
 from pytest_vram.ledger import Ledger
 from pytest_vram.readings import Measured, Reading, Unmeasurable, floor, larger, least, rise
@@ -112,6 +113,7 @@ def judge_peak(
     phase: str | None = None,
     ledger: Ledger | None = None,
     predicted: bool = False,
+    beside: Callable[[], Beside | None] = lambda: None,
 ) -> Finding | None:
     """Hold the peak of a window against ``limits``.
 
@@ -125,6 +127,7 @@ def judge_peak(
         or ``device``. :param over: ``total``, or ``baseline`` for the rise over what was held when the window opened
         and what its backends held when it began to use them. :param phase: judge the peak of this phase alone.
     :param ledger: memory breakdown to explain the peak with. :param predicted: the figures are estimates.
+    :param beside: makes the estimate beside the ledger; asked where a limit does not hold.
     :returns: ``None`` where every limit holds, else one finding for the gravest case whose text has all of them.
     """
     figures, problem = _figures(closed, scope, over, phase)
@@ -139,6 +142,7 @@ def judge_peak(
     # What fails for the test's own memory comes first, then what fails only for what others left.
     found.sort(key=lambda item: (_ORDER.index(item[0]), -_excess(item[1])))
     verdict, worst = found[0]
+    told = beside() if ledger is not None else None
     parts = [
         _case_text(
             v,
@@ -148,11 +152,12 @@ def judge_peak(
             closed,
             ledger,
             _left(closed, case, scope, over, phase),
+            told,
         )
         for v, case in found
     ]
     if ledger is not None:
-        parts.append("\n".join(ledger_table(ledger)))
+        parts.append("\n".join(ledger_table(ledger, beside=told)))
     return Finding(
         check=check,
         verdict=verdict,
@@ -333,7 +338,14 @@ def _left_out(case: _Case, closed: Closed) -> str:
 
 
 def _case_text(
-    verdict: Verdict, case: _Case, what: str, limit_from: str, closed: Closed, ledger: Ledger | None, left: Left
+    verdict: Verdict,
+    case: _Case,
+    what: str,
+    limit_from: str,
+    closed: Closed,
+    ledger: Ledger | None,
+    left: Left,
+    told: Beside | None = None,
 ) -> str:
     figure, limit = case.figure, case.limit
     phase_seen = "in phase" not in what or any(repr(name) in what for name in closed.phases)
@@ -392,8 +404,23 @@ def _case_text(
         )
         rows.append(("what settles it", "a run without that trouble"))
     rows.extend(_largest(case.device, ledger))
+    rows.extend(_grew(case.device, told))
     rows.extend(surroundings(closed, None if case.device == SUM else case.device, own=figure.scope == OWN))
     return block(title, rows)
+
+
+def _grew(label: str, told: Beside | None) -> list[tuple[str, str]]:
+    """The bucket that grew most against the estimate."""
+    if told is None or told.predicted is None:
+        return []
+    found = grown(told.differences, None if label == SUM else label)
+    if found is None:
+        return [("grew", "no bucket, beyond what was predicted of it")]
+    where = f" on {found.device}" if label == SUM else ""
+    if found.bucket == "unattributed":
+        return [("grew", f"what is beside the buffers{where}, by {mib(found.least)} ({found.meaning}): {found.text}")]
+    why = f"{found.meaning}: {found.text}"
+    return [("grew", f"{found.bucket}{where}, by {mib(found.least)} against the estimate ({why})")]
 
 
 def _largest(label: str, ledger: Ledger | None) -> list[tuple[str, str]]:

@@ -10,6 +10,9 @@ from pytest_vram.differences.rests import causes_of, rest
 from pytest_vram.differences.sides import HOST, NOTHING, Ends, Side, as_rest, comparable, side_of
 from pytest_vram.ledger import BUCKETS, Bucket, Ledger
 
+#: Meanings of differences that are no growth of the deployment.
+_EXPECTED = ("equal", "range", "rounding", "padding", "pages", "context")
+
 
 def between(
     before: Ledger,
@@ -51,13 +54,9 @@ def ends_of(ledger: Ledger, bucket: Bucket | None = None) -> dict[str, tuple[int
 
 def grown(differences: Iterable[Difference], device: str | None = None) -> Difference | None:
     """The bucket that grew most for certain, on one device or on any; ``None`` where none did beyond what is expected
-    of figures that are equal: rounding, padding and ranges."""
+    of any deployment: rounding, padding, ranges, pages, and what the engine itself holds."""
     rows = [
-        one
-        for one in differences
-        if one.least > 0
-        and one.meaning not in ("equal", "range", "rounding", "padding")
-        and device in (None, one.device)
+        one for one in differences if one.least > 0 and one.meaning not in _EXPECTED and device in (None, one.device)
     ]
     return max(rows, key=lambda one: one.least, default=None)
 

@@ -9,6 +9,7 @@ import msgspec
 from pytest_vram.backends.growth import Growth
 from pytest_vram.backends.record import RequestRecord
 from pytest_vram.checks.finding import Finding
+from pytest_vram.differences import Beside
 from pytest_vram.keeper.messages import BootPhase, DeviceInfo, HostUse, Residue, Sampling, Share, Stranger
 from pytest_vram.ledger import Ledger
 from pytest_vram.measure.torch_memory import Allocator
@@ -23,6 +24,7 @@ class BackendRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     :ivar ledger: the engine's printed buckets against the peak of this generation (``unattributed`` included).
     :ivar spec: the resolved spec, secrets left out. :ivar peak: boot and use, label → figure.
+    :ivar beside: the estimate beside the ledger, where a report was asked for or a test failed.
     :ivar growth: what a probe found that it takes beyond its boot while it serves; ``None`` where none was made.
     """
 
@@ -42,6 +44,7 @@ class BackendRecord(msgspec.Struct, frozen=True, kw_only=True):
     peak: dict[str, Measured] = {}
     boot_seconds: float | None = None
     growth: Growth | None = None
+    beside: Beside | None = None
 
 
 class TestRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +57,7 @@ class TestRecord(msgspec.Struct, frozen=True, kw_only=True):
     :ivar baseline: label → what ``own`` was when it began, with what its backends held when it began to use them.
     :ivar process: label → peak of the test's own process, where that is known.
     :ivar backends: ``name#generation`` of the backends that it used.
+    :ivar beside: the estimates of its backends beside its ledger, where a limit on its memory did not hold.
     :ivar device: label → peak of the whole device, everyone included. :ivar allocators: torch's, in the test's own
         process. :ivar strangers: processes of others on the devices meanwhile.
     :ivar residues: what earlier tests had left behind when it began.
@@ -76,6 +80,7 @@ class TestRecord(msgspec.Struct, frozen=True, kw_only=True):
     limit_from: str | None = None
     phases: dict[str, dict[str, Measured]] = {}
     ledger: Ledger | None = None
+    beside: Beside | None = None
     findings: list[Finding] = []
     shares: list[Share] = []
     requests: list[RequestRecord] = []

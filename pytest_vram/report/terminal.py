@@ -264,7 +264,8 @@ def _backends(report: RunReport, width: int) -> list[str]:
         if not backend.ledger.explained():
             lines += _row("", "its log prints no buffer sizes, so there is no breakdown of its memory", width)
         elif number < _TABLES:
-            lines += ledger_table(backend.ledger, width=width)
+            beside = backend.beside if backend.beside is not None and backend.beside.predicted is not None else None
+            lines += ledger_table(backend.ledger, width=width, beside=beside)
         if backend.growth is not None and number < _TABLES:
             lines += growth_lines(backend.growth, width=width)
     if len(report.backends) > _TABLES:
