@@ -207,7 +207,9 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "time",
         _DIGITS,
-        _compiled(_ISO + rf"(?: - [\w.]{{1,80}} - (?:{_NAMES}) - | +\[?(?:{_NAMES})\]?:? (?!\d\d-\d\d \d\d:) *)"),
+        _compiled(
+            _ISO + rf"(?: - [\w.]{{1,80}} - (?:{_NAMES}) - | +\[?(?:{_NAMES})(?!:   )\]?:? (?!\d\d-\d\d \d\d:) *)"
+        ),
         _timed,
     ),
     # a time alone: CI, `docker logs -t`
