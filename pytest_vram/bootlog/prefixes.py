@@ -208,7 +208,9 @@ KINDS: tuple[Kind, ...] = (
         "time",
         _DIGITS,
         _compiled(
-            _ISO + rf"(?: - [\w.]{{1,80}} - (?:{_NAMES}) - | +\[?(?:{_NAMES})(?!:   )\]?:? (?!\d\d-\d\d \d\d:) *)"
+            _compiled(
+                _ISO + rf"(?: - [\w.]{{1,80}} - (?:{_NAMES}) - | +\[?(?:{_NAMES})(?!:   )\]?:? (?!\d\d-\d\d \d\d:) *)"
+            ),
         ),
         _timed,
     ),
