@@ -16,8 +16,23 @@ from pytest_vram.bootlog.lines import shown
 from pytest_vram.units import mib
 
 #: A line without one of these says nothing about the killer. For quick looks, and for ``words`` of a grammar.
-NEEDLES = ("ut of memory", "oom", "OOM", "illed", "137", "SIGKILL", "signal 9", "Signal 9", "-9")
-WORDS = r"ut of memory|oom|OOM|illed|\b137\b|SIGKILL|[Ss]ignal 9|-9\b"
+NEEDLES = (
+    "ut of memory",
+    " oom",
+    "oom-kill",
+    "OOM",
+    "illed",
+    "xit code",
+    "xit Code",
+    "xit_code",
+    "xitcode",
+    "xit status",
+    "xited with",
+    "returncode",
+    "SIGKILL",
+    "ignal 9",
+)
+WORDS = "|".join(NEEDLES)
 
 _KERNEL = re.compile(
     r"(?P<group>Memory cgroup o|O)ut of memory(?: \(\w{1,40}\))?: Kill(?:ed)? process (?P<pid>\d{1,10})"
@@ -46,7 +61,7 @@ _SHELL = re.compile(
     re.ASCII,
 )
 _SIGKILL = re.compile(
-    r"\b(?:exit(?:ed|ing)?(?: with)?|exit_?code|returned non-zero exit|terminated(?: with)?|Exit Code|status)"
+    r"\b(?:exit(?:ed|ing)?(?: with)?|exit_?code|returned non-zero exit|returncode|Exit Code)"
     r"[ :=]{1,20}(?:status |code |exit code |exit status )?[( ]?(?:137\b|-9\b)"
     r"|\bsignal: killed\b|\bSignals\.SIGKILL\b|\b[Ss]ignal 9 \(SIGKILL\)|\bkilled by (?:signal 9|SIGKILL)\b"
     r"|\bcode=killed, status=9/KILL\b|\bterminated by signal SIGKILL\b",
