@@ -208,9 +208,7 @@ KINDS: tuple[Kind, ...] = (
         "time",
         _DIGITS,
         _compiled(
-            _compiled(
-                _ISO + rf"(?: - [\w.]{{1,80}} - (?:{_NAMES}) - | +\[?(?:{_NAMES})(?!:   )\]?:? (?!\d\d-\d\d \d\d:) *)"
-            ),
+            _ISO + rf"(?: - [\w.]{{1,80}} - (?:{_NAMES}) - | +\[?(?:{_NAMES})(?!:   )\]?:? (?!\d\d-\d\d \d\d:) *)"
         ),
         _timed,
     ),
