@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from pytest_vram import predicting, specfile, units
+from pytest_vram import advising, predicting, specfile, units
 from pytest_vram import settings as settings_module
 from pytest_vram.blame import Quick
 from pytest_vram.errors import BadInput, VramError
@@ -443,6 +443,10 @@ class Activity:
         """Put a judgement on the report of its test. ``noted``: what the journal's line has besides."""
         outcome = self._apply(item, call, report, judgement, before)
         record = with_outcome(judgement, outcome, _first_line(report))
+        if report.failed and (attempt := item.stash.get(ATTEMPT, None)) is not None:
+            error = call.excinfo.value if call.excinfo is not None else None
+            record, said = advising.advised(self.run, attempt, record, judgement.backends, error)
+            report.sections.extend(said)
         data = {
             "category": outcome if outcome in ("error", "inconclusive") and call.when == "call" else None,
             "record": msgspec.to_builtins(record),

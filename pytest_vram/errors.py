@@ -83,7 +83,12 @@ class ModelNotFound(BackendError):
 
 
 class BootFailed(BackendError):
-    """The backend died, or refused its settings, while it started."""
+    """The backend died, or refused its settings, while it started.
+
+    :ivar spec: the backend's, where it was started for a test.
+    """
+
+    spec: object = None
 
 
 class BootTimeout(BackendError):

@@ -218,7 +218,7 @@ def window(run: Run, attempt: Attempt, closed: Closed | None) -> tuple[Closed, L
 
     :param closed: the real window, which measured nothing, where one was open: what died in it is kept.
     """
-    specs, wrong = _specs(run, attempt)
+    specs, wrong = specs_of(run, attempt)
     made: list[Estimate] = []
     unknown: list[str] = []
     reasons = [wrong] if wrong is not None else []
@@ -265,7 +265,7 @@ def window(run: Run, attempt: Attempt, closed: Closed | None) -> tuple[Closed, L
     return predicted, combined(made) if made else None
 
 
-def _specs(run: Run, attempt: Attempt) -> tuple[list[BackendSpec], str | None]:
+def specs_of(run: Run, attempt: Attempt) -> tuple[list[BackendSpec], str | None]:
     """The specs of the backends that the test acquired, or else of the one that it names; or what is wrong with it."""
     used = {backend.key: backend.spec for backend in attempt.backends.values()}
     if used or not attempt.plan.names_backend:

@@ -353,8 +353,9 @@ class Pool:
             running = _running(ask(self.keeper, request), "a request for a server")
         except BootFailed as error:
             if "SIGILL" in str(error) and spec.binary is None:
-                raise BootFailed(f"{error}\n{ANOTHER_BUILD}") from None
-            raise
+                error = BootFailed(f"{error}\n{ANOTHER_BUILD}")
+            error.spec = spec
+            raise error from None
         known = self._backends.get(running.key)
         if known is None:
             known = self._backends[running.key] = RunningBackend(self, spec, plan, running)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from pytest_vram.advice.records import Advice
 from pytest_vram.backends.growth import Growth
 from pytest_vram.backends.record import RequestRecord
 from pytest_vram.checks.finding import Finding
@@ -63,6 +64,8 @@ class TestRecord(msgspec.Struct, frozen=True, kw_only=True):
     :ivar residues: what earlier tests had left behind when it began.
     :ivar spill: label → memory that was given on the device and lay in host memory.
     :ivar host_use: page faults, swap and control group of its backends.
+    :ivar advice: what would let it pass, best first, where a limit on memory did not hold or a backend did not boot
+        for want of it; ``no_advice`` says why there is none.
     :ivar waited: seconds before it could begin; ``waited_for`` says who held what was wanted.
     """
 
@@ -96,6 +99,8 @@ class TestRecord(msgspec.Struct, frozen=True, kw_only=True):
     waited_for: list[str] = []
     sampling: Sampling | None = None
     boot: bool = False
+    advice: list[Advice] = []
+    no_advice: str | None = None
     reason: str | None = None
     attempt: int = 1
     worker: str | None = None
