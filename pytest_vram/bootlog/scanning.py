@@ -6,13 +6,16 @@ at full verbosity is read in seconds.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from pytest_vram.bootlog.boot import Phase
 from pytest_vram.bootlog.files import LONGEST_LINE
 
+#: Phrases that are looked for one after another; of more than these a single pattern is faster.
+_MOST_PHRASES = 80
 #: A phrase without any sign of a regular expression but escaped characters.
 _PLAIN = re.compile(r"(?:[^\\.^$*+?{}\[\]()|]|\\[^\w])+", re.ASCII)
 
@@ -32,21 +35,26 @@ def hand_over(blocks: Iterable[bytes], reader: Takes) -> None:
 
     :param blocks: of whole lines, as UTF-8 (what is not UTF-8 is replaced).
     """
-    words = reader.words
-    phrases = None if words is None else _phrases(words)
+    find = None if reader.words is None else _finder(reader.words)
     first = True
     for block in blocks:
-        if words is None:
-            starts: list[int] | None = None
-        elif phrases is not None:
-            starts = _with_phrases(block, phrases)
-        else:
-            starts = _with_pattern(block, words)
-        if starts is None:
+        if find is None:
             _feed_all(block, reader)
         else:
+            starts = find(block)
             _feed_some(block, [0, *starts] if first and starts[:1] != [0] else starts, reader)
         first = False
+
+
+def _finder(words: re.Pattern[str]) -> Callable[[bytes], list[int]]:
+    """What finds, in a block, where the lines begin that hold one of the words."""
+    phrases = _phrases(words)
+    if phrases is not None and len(phrases) <= _MOST_PHRASES:
+        return functools.partial(_with_phrases, phrases=phrases)
+    if words.flags & re.ASCII and words.pattern.isascii():
+        pattern = re.compile(words.pattern.encode("ascii"), words.flags & ~(re.ASCII | re.UNICODE) | re.MULTILINE)
+        return functools.partial(_with_pattern, pattern=pattern)
+    return functools.partial(_line_by_line, words=words)
 
 
 def _feed_all(block: bytes, reader: Takes) -> None:
@@ -81,7 +89,18 @@ def _with_phrases(block: bytes, phrases: tuple[bytes, ...]) -> list[int]:
     return sorted(starts)
 
 
-def _with_pattern(block: bytes, words: re.Pattern[str]) -> list[int]:
+def _with_pattern(block: bytes, pattern: re.Pattern[bytes]) -> list[int]:
+    starts: list[int] = []
+    match = pattern.search(block)
+    while match is not None:
+        start = match.start()
+        starts.append(block.rfind(b"\n", 0, start) + 1)
+        end = block.find(b"\n", start)
+        match = pattern.search(block, end) if end >= 0 else None
+    return starts
+
+
+def _line_by_line(block: bytes, words: re.Pattern[str]) -> list[int]:
     starts: list[int] = []
     at = 0
     while at < len(block):
