@@ -9,6 +9,7 @@ import codecs
 import contextlib
 import gzip
 import io
+import re
 import shutil
 import stat
 import tempfile
@@ -29,6 +30,8 @@ MOST_UNPACKED = 8 << 30
 #: Bytes by which a file is judged to be a text or not.
 _SNIFF = 1 << 18
 _BOMS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+#: Characters that no log has many of; colours of a terminal begin with an escape.
+_NO_TEXT = re.compile("[\\x00-\\x06\\x0e-\\x1a\\x1c-\\x1f\\x7f\ufffd]")
 _PACKED = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -197,7 +200,7 @@ def strange(head: bytes) -> bool:
     if encoding_of(head) != "utf-8":
         return False
     text = head.decode("utf-8", "replace").removesuffix("\ufffd")  # a character that was cut
-    return text.count("\0") + text.count("\ufffd") > len(text) // 20
+    return len(_NO_TEXT.findall(text)) > len(text) // 20
 
 
 def encoding_of(head: bytes) -> str:
