@@ -235,7 +235,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "brackets",
         "[",
-        _compiled(r"\[" + _ISO + r"(?: (?P<process>[A-Z]{2,4}\d{1,4}(?: [A-Z]{2,4}\d{1,4}){0,4}))?\]" + _END),
+        _compiled(r"\[" + _ISO + r"(?: (?P<process>[A-Z_]{2,8}\d{1,4}(?: [A-Z_]{2,8}\d{1,4}){0,4}))?\]" + _END),
         _timed,
         own=True,
     ),
@@ -263,11 +263,15 @@ KINDS: tuple[Kind, ...] = (
         _glog,
         own=True,
     ),
-    # vLLM and Ray: `(EngineCore_DP0 pid=123) `, `(VllmWorker rank=0 pid=1) `, `(RayWorkerWrapper pid=9, ip=10.0.0.2) `
+    # vLLM and Ray: `(EngineCore_DP0 pid=123) `, `(VllmWorker rank=0 pid=1) `, `(VllmWorker TP0 pid=1) `,
+    # `(RayWorkerWrapper pid=9, ip=10.0.0.2) `
     Kind(
         "worker",
         "(",
-        _compiled(r"\((?P<process>\w{1,80}(?: rank=\d{1,6})? pid=\d{1,10}(?:, ip=[\w.:]{1,60})?)\)" + _END),
+        _compiled(
+            r"\((?P<process>\w{1,80}(?: rank=\d{1,6}| [A-Z]{2}\d{1,5}(?:_[A-Z]{2}\d{1,5})?)? pid=\d{1,10}"
+            r"(?:, ip=[\w.:]{1,60})?)\)" + _END
+        ),
         _named,
     ),
     # Ollama, and whatever else uses Go's slog: what follows is `msg="…" …`

@@ -30,6 +30,8 @@ _COUNTS = ("context", "tensor_parallel", "pipeline_parallel", "data_parallel", "
 _SIZES = {"tensor_parallel": "tp", "pipeline_parallel": "pp", "data_parallel": "dp"}
 #: Figures that the weights of a card are in.
 _LOADED = {"weights", "consumed"}
+#: And those that the peak of activations is in.
+_ACTIVE = {"activation", "torch peak"}
 _BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -431,7 +433,7 @@ class Vllm(PythonServer):
             found.append("Ray prints lines that many workers share once: figures of some cards are not in this log")
         if any("consumed" in sizes and "weights" not in sizes for sizes in self._sizes.values()):
             found.append("the weights of some cards are one figure with what is allocated outside of torch")
-        if self._ready and not any(entry.bucket == "compute" and "graph" not in entry.detail for entry in entries):
+        if self._ready and not any(_ACTIVE.intersection(sizes) for sizes in self._sizes.values()):
             found.append(
                 "the peak of activations and the memory outside of torch are not in this log: VLLM_LOGGING_LEVEL=DEBUG"
                 " prints them from 0.11 on, and from 0.21 on they are printed by default"

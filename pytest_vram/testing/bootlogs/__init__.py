@@ -33,7 +33,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Writer = Callable[[Random], Written]
-_MODULES: tuple[str, ...] = ()
+_MODULES: tuple[str, ...] = ("vllm", "sglang")
 
 
 def writers() -> dict[str, Writer]:
