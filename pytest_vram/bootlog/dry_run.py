@@ -18,21 +18,13 @@ import msgspec
 from pytest_vram.bootlog import llama_facts, llama_failures
 from pytest_vram.bootlog.devices import Labels
 from pytest_vram.bootlog.lines import count, shown, size, split
+from pytest_vram.bootlog.llama_breakdown import GPU, HEADER, LIKE_ROW, MOST_ROWS, ROW
 
 MIB = 1 << 20
 #: Of a table's columns, the ones that say what is where.
 Column = Literal["model", "context", "compute"]
 COLUMNS: tuple[Column, ...] = ("model", "context", "compute")
 
-_HEADER = re.compile(r"\|\s*memory breakdown \[MiB\]\s*\|")
-_ROW = re.compile(
-    r"\|\s+- (?P<name>\S+)(?: \((?P<description>.*?)\))?\s*\|[^|]*?"
-    r"\d{1,12} = +(?P<model>\d{1,12}) \+ +(?P<context>\d{1,12}) \+ +(?P<compute>\d{1,12})\b[^|]*\|",
-    re.ASCII,
-)
-#: A line that is one of a table, in whatever form.
-_LIKE_ROW = re.compile(r"\|\s+- \S")
-_GPU = re.compile(r"(?P<total>\d{1,12}) = +(?P<free>\d{1,12}) \+ +\(", re.ASCII)
 _BUFFER = re.compile(
     r"(?P<device>[^\s:]\S*)\s+(?P<kind>compute|KV|RS) buffer size\s*=\s*(?P<number>\d+\.\d+) (?P<unit>MiB)", re.ASCII
 )
@@ -46,7 +38,6 @@ _USING = re.compile(r"\busing device (\S+) \((.*?)\)", re.ASCII)
 _DECIDED = re.compile(r"no changes needed|cannot meet free memory target|fitting params to free memory took")
 _GAVE_UP = re.compile(r"failed to fit params to free device memory: (.*)|error while trying to fit params.*?: (.*)")
 _MOST_ERRORS = 20
-_MOST_ROWS = 256  # of one table: a machine has fewer devices
 
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,20 +200,20 @@ class DryRunLog:
 
     def _row(self, text: str) -> bool:
         """Read a line of a table; false where it is none."""
-        if _HEADER.search(text):
+        if HEADER.search(text):
             self._in_table = True
             self._rows[self._section] = []
             return True
         if not self._in_table:
             return False
-        match = _ROW.search(text)
+        match = ROW.search(text)
         if match is None:  # another thread's line may stand in the middle
-            if _LIKE_ROW.search(text) is None:
+            if LIKE_ROW.search(text) is None:
                 return False
             self._unread = self._unread or shown(text)
             return True
-        if len(self._rows[self._section]) >= _MOST_ROWS:
-            self._unread = self._unread or f"line {_MOST_ROWS + 1} of one table"
+        if len(self._rows[self._section]) >= MOST_ROWS:
+            self._unread = self._unread or f"line {MOST_ROWS + 1} of one table"
             return True
         name, description = match["name"], match["description"]
         if name == "Host":
@@ -231,7 +222,7 @@ class DryRunLog:
             label = self._labels.announced(name, description)
         else:
             label = self._labels.of(name)
-        sizes = _GPU.search(text)
+        sizes = GPU.search(text)
         self._rows[self._section].append(
             Row(
                 name=name,

@@ -44,6 +44,8 @@ def with_ends(spans: Sequence[PhaseSpan]) -> tuple[PhaseSpan, ...]:
 GRAMMARS: dict[str, str] = {
     "llama-server": "pytest_vram.bootlog.llama_cpp:LlamaCpp",
     "llama.cpp": "pytest_vram.bootlog.llama_cpp:LlamaCpp",
+    "ik_llama": "pytest_vram.bootlog.llama_cpp:LlamaCpp",
+    "koboldcpp": "pytest_vram.bootlog.llama_cpp:LlamaCpp",
     "ollama": "pytest_vram.bootlog.ollama:Ollama",
     "vllm": "pytest_vram.bootlog.vllm:Vllm",
     "sglang": "pytest_vram.bootlog.sglang:Sglang",
@@ -195,4 +197,4 @@ STARTS: dict[str, Start] = {
     "vllm": Start(("vLLM API server version",), re.compile("vLLM API server version")),
     "sglang": Start(("server_args=",), re.compile(r"^server_args=", re.ASCII)),
 }
-STARTS["llama.cpp"] = STARTS["llama-server"]
+STARTS.update(dict.fromkeys(("llama.cpp", "ik_llama", "koboldcpp"), STARTS["llama-server"]))

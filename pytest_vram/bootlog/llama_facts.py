@@ -6,13 +6,15 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from pytest_vram.bootlog.lines import count, size
+from pytest_vram.bootlog.devices import Labels
+from pytest_vram.bootlog.lines import count
+from pytest_vram.bootlog.llama_lines import mebi
 
 _SCALE = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def _bytes(number: str, unit: str) -> int | None:
-    figure = size(number, unit)
+    figure = mebi(number, unit)
     return None if figure is None else figure[0]
 
 
@@ -43,13 +45,18 @@ _RULES: tuple[Rule, ...] = (
     ("n_swa ", r"\bn_swa\s+= (\d+)", ("sliding_window",), count),
     ("arch ", r"\barch\s+= (\S+)", ("architecture",), str),
     ("file type", r"\bfile type\s+= (.+)", ("quantization",), str),
+    ("ftype", r"\bftype\s+= (?:\d{1,4} \()?([^()]+)\)?", ("quantization",), str),
     ("general.name", r"\bgeneral\.name\s+= (.+)", ("model_name",), str),
     ("model params", r"\bmodel params\s+= (\d{1,12}(?:\.\d{1,6})?) ([KMBT]?)", ("parameters",), _parameters),
     ("file size", r"\bfile size\s+= ([\d.]+) ([KMGT]iB)", ("model_bytes",), _bytes),
     ("load_mode", r"\(load_mode = (\w+)\)", ("load_mode",), str),
     ("mmap = ", r"\(mmap = (\w+)", ("mmap",), _switch),
+    ("n_copies", r"\(n_copies=(\d+)\)", ("pipeline_copies",), count),
+    ("sched copies", r"\bsched copies = (\d+)", ("pipeline_copies",), count),
+    ("mla_attn", r"\bmla_attn\s+= (\d+)", ("mla",), count),
+    ("retrying without pipeline", r"retrying without pipeline parallelism", ("pipeline_copies",), lambda: 1),
     ("n_seq_max", r"\bn_seq_max\s+= (\d+)", ("slots",), count),
-    ("n_ctx ", r"\bn_ctx\s+= (\d+)", ("context",), count),
+    ("n_ctx ", r"\bn_ctx\s+= (\d+)\s*$", ("context",), count),
     ("n_ctx_seq ", r"\bn_ctx_seq\s+= (\d+)", ("context_per_slot",), count),
     ("n_ctx_per_seq ", r"\bn_ctx_per_seq\s+= (\d+)", ("context_per_slot",), count),
     ("n_batch ", r"\bn_batch\s+= (\d+)", ("batch",), count),
@@ -76,7 +83,9 @@ _RULES: tuple[Rule, ...] = (
 )
 #: Facts of the server, whichever model it is loading.
 _SERVER: tuple[Rule, ...] = (
-    ("build", r"\bbuild:? (\d+ \(\w+\))", ("build",), str),
+    ("build", r"\bbuild(?::| =)? (\d+ \(\w+\))", ("build",), str),
+    ("build info", r"\bbuild info \|.*\bbuild=(\d+)", ("build",), str),
+    ("KoboldCpp", r"^Welcome to KoboldCpp - Version (\S+)", ("build",), str),
     ("verbosity", r"\bverbosity = (\d+)", ("verbosity",), count),
     ("n_threads", r"\bn_threads = (\d+)", ("threads",), count),
     ("prompt cache is enabled", r"size limit: (\d+) (MiB)", ("prompt_cache_limit_bytes",), _bytes),
@@ -89,11 +98,16 @@ _SERVER: tuple[Rule, ...] = (
 )
 _COMPILED: dict[Rule, re.Pattern[str]] = {rule: re.compile(rule[1], re.ASCII) for rule in (*_RULES, *_SERVER)}
 _CELLS = re.compile(
-    r"\bsize =\s*[\d.]+ MiB \(\s*(\d{1,18}) cells,\s*(\d{1,18}) layers,\s*\d+(?:/\s*\d+)? seqs\),"
+    r"\bsize =\s*[\d.]+ MiB \(\s*(\d{1,18}) cells,\s*(\d{1,18}) layers,\s*(\d{1,9})(?:/\s*(\d{1,9}))? seqs\),"
     r" K \((\w+)\):.* V \((\w+)\):",
     re.ASCII,
 )
 _OLD_CELLS = re.compile(r"\bKV self size\s*=.*K \((\w+)\):.*V \((\w+)\):", re.ASCII)
+#: Attention over latents (ik_llama.cpp): ``c^KV (f16): 2196.00 MiB, kv^T: not used``; there is no V beside it.
+_LATENT = re.compile(r"\bKV self size\s*=.*(?:c\^KV|K-only) \((\w+)\):(?:.*kv\^T \((\w+)\):)?", re.ASCII)
+_CREATING = re.compile(
+    r"\bcreating\s+(?P<name>.{1,40}?)\s+(?:KV cache|state|cache)\b(?:, size = (?P<cells>\d{1,18}) cells)?"
+)
 
 #: A line with one of these says that something asked for is not what happens.
 _SIGNS = re.compile(
@@ -135,19 +149,71 @@ def _apply(rules: tuple[Rule, ...], text: str) -> dict[str, Any]:
     return found
 
 
+def creating(text: str) -> tuple[str, int | None] | None:
+    """The name of the cache that is being made (``SWA``, ``non-SWA``, ``indexer`` …) and its cells, where said."""
+    if "creating" not in text:
+        return None
+    match = _CREATING.search(text)
+    return None if match is None else (match["name"], int(match["cells"]) if match["cells"] else None)
+
+
 def of_load(text: str) -> dict[str, Any]:
     """Facts in a line about the model or the context that is being loaded."""
     if "cells" in text and (match := _CELLS.search(text)):
-        cells, layers, key, value = match.groups()
-        return {"kv_cells": int(cells), "kv_layers": int(layers), "cache_type_k": key, "cache_type_v": value}
-    if "KV self size" in text and (match := _OLD_CELLS.search(text)):
-        return {"cache_type_k": match[1], "cache_type_v": match[2]}
+        cells, layers, sequences, streams, key, value = match.groups()
+        facts: dict[str, Any] = {"kv_cells": int(cells), "kv_layers": int(layers), "sequences": int(sequences)}
+        facts |= {} if streams is None else {"streams": int(streams)}
+        return facts | {"cache_type_k": key, "cache_type_v": value}
+    if "KV self size" in text:
+        if match := _OLD_CELLS.search(text):
+            return {"cache_type_k": match[1], "cache_type_v": match[2]}
+        if match := _LATENT.search(text):
+            return {"cache_type_k": match[1]} | ({} if match[2] is None else {"cache_type_v": match[2]})
     return _apply(_RULES, text)
 
 
 def of_server(text: str) -> dict[str, Any]:
     """Facts in a line about the server itself."""
     return _apply(_SERVER, text)
+
+
+_USING = re.compile(r"\busing device (\S+) \((.*?)\)(?: \([^()]*\))? - (\d{1,9}) MiB free", re.ASCII)
+_LISTED = re.compile(r"^\W*(?:\w+ +\w+: +)?- (\S+) *: .* \((\d{1,9}) MiB, (\d{1,9}) MiB free\)", re.ASCII)
+_NUMBERED = re.compile(r"^ *Device (\d{1,3}): .*\bVRAM: (\d{1,9}) MiB", re.ASCII)
+_MIB = 1 << 20
+_MOST_DEVICES = 256
+
+
+class DeviceSizes:
+    """What the log says of the devices before anything is loaded: how large they are, and how much of it is free."""
+
+    def __init__(self) -> None:
+        self._free: dict[str, int] = {}
+        self._total: dict[str, int] = {}
+        self._numbered: dict[int, int] = {}
+
+    def read(self, text: str) -> None:
+        """Take a line; a later figure of a device replaces the earlier one."""
+        if "MiB" not in text or len(self._free) + len(self._numbered) > _MOST_DEVICES:
+            return
+        if match := _USING.search(text):
+            self._free[match[1]] = int(match[3]) * _MIB
+        elif match := _LISTED.search(text):
+            self._total[match[1]] = int(match[2]) * _MIB
+            self._free.setdefault(match[1], int(match[3]) * _MIB)
+        elif match := _NUMBERED.search(text):
+            self._numbered[int(match[1])] = int(match[2]) * _MIB
+
+    def free(self, labels: Labels) -> dict[str, int]:
+        """Label → bytes free before the load, cut off to MiB."""
+        return {label: size for name, size in self._free.items() if (label := labels.known(name)) is not None}
+
+    def total(self, labels: Labels) -> dict[str, int]:
+        """Label → bytes of the whole device, cut off to MiB."""
+        numbered = {labels.like_cuda(number): size for number, size in self._numbered.items()}
+        return {
+            label: size for name, size in (numbered | self._total).items() if (label := labels.known(name)) is not None
+        }
 
 
 def is_warning(text: str, level: str | None) -> bool:
