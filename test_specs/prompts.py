@@ -9,43 +9,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
+
+from pytest_vram.backends.lengths import Lengths, measured
+from pytest_vram.backends.lengths import text as text
 
 if TYPE_CHECKING:
     from pytest_vram.backends import Reply, RunningBackend
 
-_WORD = "hello"
-_SHORT, _LONGER = 16, 48
 #: Share of `request_timeout` that the evaluation of one prompt may take.
 SHARE = 0.25
 #: Attention makes a token of a long prompt dearer than one of a short prompt; this much of the short one's rate is
 #: counted on.
 _SLOWER = 0.7
 
-
-class Lengths(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tokens a prompt of this deployment has. :ivar word: per word. :ivar template: for the chat template."""
-
-    word: int
-    template: int
-
-    def words_for(self, tokens: int) -> int:
-        """The most words whose prompt has at most so many tokens."""
-        return max(1, (tokens - self.template) // self.word)
-
-    def tokens_of(self, words: int) -> int:
-        """Length of the prompt of so many words, chat template included."""
-        return self.template + self.word * words
-
-
 _known: dict[tuple[str, int], Lengths] = {}
 _probes: dict[tuple[str, int], tuple[float, int]] = {}
-
-
-def text(words: int) -> str:
-    """The prompt of so many words."""
-    return " ".join([_WORD] * words)
 
 
 def counted(reply: Reply) -> int:
@@ -59,16 +38,10 @@ def lengths(backend: RunningBackend) -> Lengths:
     """Measure, once per server, what a word and the chat template cost."""
     key = (backend.key, backend.generation)
     if key not in _known:
-        short, longer = (
-            counted(backend.client.chat(text(words), max_tokens=1, temperature=0)) for words in (_SHORT, _LONGER)
-        )
-        word, rest = divmod(longer - short, _LONGER - _SHORT)
-        if rest or word < 1:
-            pytest.fail(
-                f"prompts of {_SHORT} and {_LONGER} equal words were counted as {short} and {longer} tokens, which no"
-                " number of tokens per word explains: were they cut?"
-            )
-        _known[key] = Lengths(word=word, template=short - word * _SHORT)
+        try:
+            _known[key] = measured(lambda words: counted(backend.client.chat(text(words), max_tokens=1, temperature=0)))
+        except ValueError as error:
+            pytest.fail(str(error))
     return _known[key]
 
 

@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from pytest_vram.errors import RequestFailed
-
 WORD = "hello"
 SHORT, LONGER = 16, 48
 
@@ -40,12 +38,12 @@ def measured(count: Callable[[int], int]) -> Lengths:
     """Find out what a word and the template cost.
 
     :param count: tokens of the prompt of so many words, as the server counts them.
-    :raises RequestFailed: no number of tokens per word explains the counts.
+    :raises ValueError: no number of tokens per word explains the counts.
     """
     short, longer = count(SHORT), count(LONGER)
     word, rest = divmod(longer - short, LONGER - SHORT)
     if rest or word < 1:
-        raise RequestFailed(
+        raise ValueError(
             f"prompts of {SHORT} and {LONGER} equal words were counted as {short} and {longer} tokens, which no number"
             " of tokens per word explains: were they cut?"
         )

@@ -104,7 +104,7 @@ class Probe:
         self._take("near-full context", self._near_full)
         for count in self._rounds():
             self._take(f"{count} in flight", functools.partial(self._together, count))
-        self._take("image", self._image)
+        self._take("image", self._image, missing=self._why_no_image())
         self._take("idle", lambda: Step(name="", outcome="served"))
         return growth_of(
             self._steps,
@@ -124,12 +124,12 @@ class Probe:
             reply = self._chat(lengths.text(words, self._opening()))
             records.append(reply.record)
             if reply.tokens_in is None:
-                raise RequestFailed("the server answered without the number of prompt tokens in `usage`")
+                raise ValueError("the server answered without the number of prompt tokens in `usage`")
             return reply.tokens_in
 
         try:
             self._size = lengths.measured(count)
-        except RequestFailed as error:  # they were answered, and longer prompts cannot be made to measure
+        except ValueError as error:  # they were answered, and longer prompts cannot be made to measure
             return msgspec.structs.replace(_served(records), reason=str(error))
         return _served(records)
 
@@ -191,11 +191,6 @@ class Probe:
         return step
 
     def _image(self) -> Step:
-        sees = self._sees()
-        if not sees:
-            return _not_here(
-                "no projector for images is loaded" if sees is False else "whether it takes images is not known"
-            )
         content = [
             {"type": "text", "text": "What is this?"},
             {"type": "image_url", "image_url": {"url": data_uri(png(_EDGE, _EDGE))}},
@@ -204,8 +199,12 @@ class Probe:
 
     # ------------------------------------------------------------ one step
 
-    def _take(self, name: str, act: Callable[[], Step]) -> None:
+    def _take(self, name: str, act: Callable[[], Step], *, missing: str = "") -> None:
+        """Take a step. :param missing: what there would have to be for it, where that is not here."""
         resting = name == "idle"
+        if missing:
+            self._steps.append(Step(name=name, outcome="skipped", reason=missing))
+            return
         if not resting and (self._ended or self._left() < _LEAST_SECONDS):
             outcome: Outcome = "skipped" if self._ended else "no_time"
             reason = self._ended or "the time of the probe was used up by the steps before"
@@ -351,8 +350,8 @@ class Probe:
         except BackendError:
             return engine_named(self._backend.engine).properties({})
 
-    def _sees(self) -> bool | None:
-        """Whether it takes images: as the server says, else whether its log has buffers of a projector."""
+    def _why_no_image(self) -> str:
+        """Why no image is sent: by what the server says, else by the projector's buffers in its log; empty: it is."""
         if "/props" in engine_named(self._backend.engine).property_paths():
             try:
                 said = self._backend.client.get("/props")
@@ -360,11 +359,13 @@ class Probe:
                 said = None
             modalities = said.get("modalities") if isinstance(said, dict) else None
             if isinstance(modalities, dict) and isinstance(modalities.get("vision"), bool):
-                return bool(modalities["vision"])
+                return "" if modalities["vision"] else "no projector for images is loaded"
         boot = self._backend.boot
         if "projector" in boot.buckets:
-            return True
-        return False if boot.evidence == "complete" else None
+            return ""
+        return (
+            "no projector is among its buffers" if boot.evidence == "complete" else "whether it takes images is unknown"
+        )
 
     def _caches(self) -> int:
         found = caches_of(self._backend.log)

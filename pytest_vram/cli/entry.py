@@ -28,6 +28,7 @@ from pytest_vram.text import printable
 VERBS: dict[str, tuple[str, str]] = {
     "boot": ("pytest_vram.cli.boot", "read an engine's boot log: phases, memory, failure, and what to change"),
     "check": ("pytest_vram.cli.check", "run the regression suite against a deployment"),
+    "compare": ("pytest_vram.cli.compare", "compare two runs, boot logs or estimates, bucket by bucket"),
     "demo": ("pytest_vram.cli.demo", "fetch a real engine and a small model, then check them"),
     "doctor": ("pytest_vram.cli.doctor", "say what can be measured here, and which engines and models are found"),
     "estimate": ("pytest_vram.cli.estimate", "predict the memory of a model, and whether it fits a budget"),
@@ -47,7 +48,6 @@ NOT_BUILT: dict[str, str] = {
     "soak": "runs for hours",
     "toolcalls": "measures tool-call accuracy",
     "report": "renders the report of a run",
-    "compare": "compares two runs",
     "init": "writes a first config file",
 }
 
@@ -79,7 +79,7 @@ def _verb(arguments: list[str]) -> str | None:
 def _undone(verb: str | None) -> int:
     """The code of work that could not be done: of a prediction 1 would say that the model does not fit,
     and of a log that its boot failed."""
-    return INCONCLUSIVE if verb in WITH_ENGINE_OPTIONS else FAILS
+    return INCONCLUSIVE if verb in (*WITH_ENGINE_OPTIONS, "compare") else FAILS
 
 
 def _unwritten(error: OSError, code: int, arguments: list[str]) -> int:
@@ -206,6 +206,11 @@ def _parser() -> argparse.ArgumentParser:
             verb.add_argument("run", nargs="?", metavar="RUN", help="its id, folder or journal (default: the newest)")
             verb.add_argument("--once", action="store_true", help="one look, without waiting for its end")
             verb.add_argument("--follow", action="store_true", help="go on with the next run, and wait for the first")
+        if name == "compare":
+            verb.add_argument("before", metavar="A", help="a run, a boot log, or an estimate in JSON; - for stdin")
+            verb.add_argument("after", metavar="B", help="the same of the other one")
+            verb.add_argument("--backend", metavar="NAME", help="backend of the runs (default: all of them)")
+            verb.add_argument("--fail-on", metavar="EXPR", help="most that may grow, such as peak:5%%+64MiB,kv:0%%")
         if name == "boot":
             _boot(verb)
         if name in PREDICTING:
@@ -222,6 +227,12 @@ def _usage(verb: str) -> str | None:
 def _epilog(verb: str) -> str | None:
     if verb == "doctor":
         return None
+    if verb == "compare":
+        return (
+            "A and B are each a run (its folder, its id or its report.json), a boot log, or what `vram estimate --json`"
+            " or `vram boot --json` printed. Exit codes: 0 compared; with --fail-on 0 nothing grew beyond it, 1 something"
+            " did, 3 that cannot be told."
+        )
     if verb == "watch":
         return "Ends with the run, by its verdict: 0 passed, 1 failed or lost, 3 inconclusive."
     if verb == "boot":
@@ -252,7 +263,7 @@ def _predicting(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--budget", metavar="SIZE", help="such as 4GB, 8GiB, gpu0=11GB,gpu1=3GB or sum=14GB")
     parser.add_argument("--reserve", metavar="SIZE", help="room that must stay free on each card")
     parser.add_argument("--build", metavar="N", help="build of llama.cpp whose rules hold (default: today's)")
-    if verb in ("estimate", "fit"):
+    if verb in ("estimate", "fit", "sweep"):
         parser.add_argument("--backend", metavar="NAME", help="model and options of a backend of the config file")
         parser.add_argument("--config", metavar="FILE", help="config file (default: the project's vram.toml)")
     if verb != "sweep":
@@ -266,4 +277,6 @@ def _predicting(parser: argparse.ArgumentParser, verb: str) -> None:
     if verb == "sweep":
         parser.add_argument("--over", metavar="WHAT", help="context, parallel, cache-type or n-cpu-moe")
         parser.add_argument("--values", metavar="A,B,…", help="instead of the usual ones")
-        parser.add_argument("--measure", action="store_true", help="not built yet: measure each value as well")
+        parser.add_argument("--measure", action="store_true", help="boot and measure each value as well")
+        parser.add_argument("--vram-device", metavar="SPEC", help="measure on: auto (default), cpu, cuda:0, rpc:0 …")
+        parser.add_argument("--seconds", metavar="N", help="most that one value may take to measure (default 60)")

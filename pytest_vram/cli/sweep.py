@@ -16,13 +16,18 @@ from pytest_vram.sizing.sweep import OVER, check_over, sweep
 def run(options: argparse.Namespace, rest: list[str]) -> Answer:
     """Predict every value of one setting; exit code 2 where the engine refuses each of them.
 
-    :raises BadInput: a model, an option or a value that cannot be used, or ``--measure``.
+    :raises BadInput: a model, an option or a value that cannot be used.
     """
-    if options.measure:
-        raise BadInput("--measure is not built yet in this version: without it the sweep is predicted")
     if options.over is None:
         raise BadInput(f"no setting to sweep is named: add --over with one of {', '.join(OVER)}")
     check_over(options.over)
+    if options.measure:
+        from pytest_vram.cli import sweep_measured  # the keeper and all, which predicting does without
+
+        return sweep_measured.run(options, rest)
+    for name, value in (("--vram-device", options.vram_device), ("--seconds", options.seconds)):
+        if value is not None:
+            raise BadInput(f"{name} is about measuring: add --measure")
     wanted = asking.asked(options, rest)
     if wanted.engine != "llama-server":
         raise BadInput(f"sweep predicts settings of llama-server, and has none for {wanted.engine}")

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from pytest_vram.ledger import BUCKETS, Entry
+from pytest_vram.report.measured import MeasuredPoint, MeasuredSweep
 from pytest_vram.sizing.plans import Impossible, Plan, Relaxed, Search, Wishes
 from pytest_vram.sizing.prediction import Estimate, ModelFacts, Verdict
 from pytest_vram.sizing.shape import Note
@@ -136,7 +137,10 @@ class PlanDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One value of a sweep. :ivar refused: why the engine does not start with it."""
+    """One value of a sweep. :ivar refused: why the engine does not start with it.
+
+    :ivar measured: with ``--measure``; over ``parallel`` a value may have a point for each of two ways to share.
+    """
 
     value: str
     buckets: Table
@@ -147,14 +151,16 @@ class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
     unknown: list[str]
     verdict: Verdict | None = None
     refused: str = ""
+    measured: MeasuredPoint | None = None
 
 
 class SweepDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """``vram sweep --json``: ``over`` is what was swept."""
+    """``vram sweep --json``: ``over`` is what was swept. :ivar measured: with ``--measure``."""
 
     model: str
     over: str
     points: list[PointRecord]
+    measured: MeasuredSweep | None = None
     format: str = SWEEP_FORMAT
 
 
@@ -248,7 +254,7 @@ def _impossible(found: Impossible) -> ImpossibleRecord:
     )
 
 
-def point_record(point: Point) -> PointRecord:
+def point_record(point: Point, measured: MeasuredPoint | None = None) -> PointRecord:
     """A value of a sweep as it is in a document."""
     made = point.estimate
     entries = made.entries if made is not None else ()
@@ -262,4 +268,5 @@ def point_record(point: Point) -> PointRecord:
         unknown=list(made.unknown) if made is not None else [],
         verdict=point.verdict,
         refused=point.refused,
+        measured=measured,
     )

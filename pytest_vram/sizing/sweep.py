@@ -51,10 +51,12 @@ def sweep(
     budget: Limits | None = None,
     reserve: int = 0,
     era: Era = CURRENT,
+    in_all: bool = False,
 ) -> tuple[Point, ...]:
     """Predict a deployment for each value of one setting, all others as given.
 
     :param over: one of :data:`OVER`. Slots keep the context of each: ``ctx-size`` grows with them where it is given.
+    :param in_all: slots share ``ctx-size`` as it is given instead.
     :param values: empty: usual ones, up to what the model has.
     :raises BadInput: no such setting, or a value that it cannot have.
     """
@@ -65,7 +67,7 @@ def sweep(
         raise BadInput(f"--over n-cpu-moe: {shape.source} has no experts that could go to the CPU")
     points: list[Point] = []
     for value in values or usual(shape, given.options, over):
-        options = _with(given, over, value)
+        options = with_value(given, over, value, in_all=in_all)
         try:
             made = llama_cpp.predict(shape, options, era, given=given)
         except BadInput as error:
@@ -97,7 +99,11 @@ def usual(shape: ModelShape, options: LlamaOptions, over: str) -> tuple[str, ...
     return tuple(str(count) for count in dict.fromkeys([*range(0, blocks, step), blocks]))
 
 
-def _with(given: Given, over: str, value: str) -> LlamaOptions:
+def with_value(given: Given, over: str, value: str, *, in_all: bool = False) -> LlamaOptions:
+    """The options with one value of what is swept; see :func:`sweep`.
+
+    :raises BadInput: a value that it cannot have.
+    """
     options = given.options
     if over == "cache-type":
         if value not in CACHE_TYPES:
@@ -112,6 +118,8 @@ def _with(given: Given, over: str, value: str) -> LlamaOptions:
         return msgspec.structs.replace(options, ctx_size=number)
     if over == "n-cpu-moe":
         return msgspec.structs.replace(options, n_cpu_moe=number)
+    if in_all:
+        return msgspec.structs.replace(options, parallel=number)
     # At a fixed ctx-size slots would share it, and a dense model would show no difference at all.
     each = options.ctx_size
     if "kv-unified-per-slot" in given.given and "ctx-size" not in given.given:
