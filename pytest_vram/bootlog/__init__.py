@@ -6,6 +6,7 @@ with every release. A log without memory lines is "no evidence", which never sta
 
 from pytest_vram.bootlog.boot import PHASES, Boot, Failure, Phase, PhaseSpan
 from pytest_vram.bootlog.reader import Follower, engines, read, read_own, read_stream, without_evidence
+from pytest_vram.bootlog.replicated import Replica, Replicas, replicas
 
 __all__ = [
     "PHASES",
@@ -14,9 +15,12 @@ __all__ = [
     "Follower",
     "Phase",
     "PhaseSpan",
+    "Replica",
+    "Replicas",
     "engines",
     "read",
     "read_own",
     "read_stream",
+    "replicas",
     "without_evidence",
 ]
