@@ -19,6 +19,8 @@ _PERCENT = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) ?%", re.ASCII)
 _LONGEST = 1000
 
 Held = Literal["held", "grew", "undecided"]
+#: Bytes at least and at most; ``None``: only the lower end is known.
+Ends = tuple[int, int | None]
 
 
 class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,12 +38,9 @@ class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
         """The largest number of bytes that is no growth beyond what is tolerated."""
         return before + int(Fraction(self.percent) * max(0, before) / 100) + self.size
 
-    def holds(self, before: tuple[int, int], after: tuple[int, int | None]) -> Held:
-        """Whether a figure grew beyond it, both given by their ends.
-
-        :param after: its upper end is ``None`` where only a lower one is known.
-        """
-        if after[0] > self.allowed(before[1]):
+    def holds(self, before: Ends, after: Ends) -> Held:
+        """Whether a figure grew beyond it, both given by their ends."""
+        if before[1] is not None and after[0] > self.allowed(before[1]):
             return "grew"
         return "held" if after[1] is not None and after[1] <= self.allowed(before[0]) else "undecided"
 

@@ -230,8 +230,8 @@ def _epilog(verb: str) -> str | None:
     if verb == "compare":
         return (
             "A and B are each a run (its folder, its id or its report.json), a boot log, or what `vram estimate --json`"
-            " or `vram boot --json` printed. Exit codes: 0 compared; with --fail-on 0 nothing grew beyond it, 1 something"
-            " did, 3 that cannot be told."
+            " or `vram boot --json` printed. Exit codes: 0 compared; with --fail-on 0 nothing grew beyond it, 1"
+            " something did, 3 that cannot be told."
         )
     if verb == "watch":
         return "Ends with the run, by its verdict: 0 passed, 1 failed or lost, 3 inconclusive."

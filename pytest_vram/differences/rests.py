@@ -13,20 +13,36 @@ from pytest_vram.units import mib
 
 
 def causes_of(first: Side, second: Side) -> list[Cause]:
-    """What the second side's rest holds more than the first one's. How a source counts is the same on both sides where
-    both were measured, so that only what was measured of each is left then."""
-    mine = [
-        msgspec.structs.replace(one, least=-one.most, most=-one.least, text=f"before: {one.text}")
-        for one in first.causes
-    ]
-    found = [*second.causes, *mine]
+    """What the second side's rest holds more than the first one's.
+
+    How a source counts is the same on both sides where both were measured: only what was measured of each is left
+    then, meaning by meaning, and what leaves room on both sides is taken to be as far within it on the one as on the
+    other.
+    """
     if first.source is not None and second.source is not None:
-        return [one for one in found if one.meaning in MEASURED]
+        return [one for meaning in MEASURED if (one := _net(meaning, first, second)) is not None]
+    found = list(second.causes)
+    found += [
+        msgspec.structs.replace(cause, least=-cause.most, most=-cause.least, text=f"before: {cause.text}")
+        for cause in first.causes
+    ]
     digits = first.digits() + second.digits()
     if digits:
         text = f"within the printed digits of all buffers ({mib(digits)})"
         found.append(Cause(meaning="rounding", least=-digits, most=digits, text=text))
     return found
+
+
+def _net(meaning: Meaning, first: Side, second: Side) -> Cause | None:
+    before, after = ([one for one in side.causes if one.meaning == meaning] for side in (first, second))
+    if not before and not after:
+        return None
+    ends = (
+        sum(one.least for one in after) - sum(one.least for one in before),
+        sum(one.most for one in after) - sum(one.most for one in before),
+    )
+    texts = [f"before: {one.text}" for one in before] + [f"after: {one.text}" for one in after]
+    return Cause(meaning=meaning, least=min(ends), most=max(ends), text="; ".join(texts))
 
 
 def rest(label: str, one: Ends, other: Ends, causes: Sequence[Cause], *, alone: bool = False) -> list[Difference]:

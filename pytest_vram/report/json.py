@@ -38,7 +38,8 @@ def decode(data: bytes, *, origin: str = "the report") -> RunReport:
 
 def schemas() -> dict[str, dict[str, Any]]:
     """File name in ``report/schema/`` → JSON schema, generated from the data model."""
-    from pytest_vram.report.booted import BootDocument  # these two every run would pay for
+    from pytest_vram.report.booted import BootDocument  # these three every run would pay for
+    from pytest_vram.report.comparison import CompareDocument
     from pytest_vram.report.predictions import DOCUMENTS
 
     # Defaults of the data model are tuples in places: through JSON, so that the result equals what a file holds.
@@ -59,6 +60,7 @@ def schemas() -> dict[str, dict[str, Any]]:
         "watch.json": {"$schema": _DIALECT, "title": "What vram watch --json prints", **_schema(Watched)},
         "journal.json": {"$schema": _DIALECT, **line},
         "boot.json": {"$schema": _DIALECT, "title": "What vram boot --json prints", **_schema(BootDocument)},
+        "compare.json": {"$schema": _DIALECT, "title": "What vram compare --json prints", **_schema(CompareDocument)},
         **{name: {"$schema": _DIALECT, **_schema(document)} for name, document in DOCUMENTS.items()},
     }
 
