@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from pytest_vram.advice.records import Advice, Saving
+from pytest_vram.advice.records import Advice, first_sufficient
 from pytest_vram.bootlog.boot import FAILURES, Boot, Failure, PhaseSpan
 from pytest_vram.checks.breakdown import ledger_table
 from pytest_vram.readings import Measured, Reading
+from pytest_vram.report.advice_lines import change, summed
 from pytest_vram.report.prediction_lines import columns
 from pytest_vram.text import printable
 from pytest_vram.units import mib
@@ -28,8 +29,6 @@ _CERTAINTY = {
     "likely": "likely",
     "unknown": "which phase and part it was is not certain",
 }
-#: Phases after which a boot does not go on by itself.
-_LAST = ("ready", "prefill", "decode", "idle", "sleep", "stop")
 
 
 def boot_lines(boot: Boot, log: str, *, advice: Sequence[Advice] = (), no_advice: str | None = None) -> list[str]:
@@ -157,46 +156,23 @@ def _fact(name: str, value: Any) -> str:
 
 
 def _advice(advice: Sequence[Advice], reason: str | None) -> list[str]:
-    lines = ["what to change, best first" if advice else "advice"]
-    if reason:
-        lines += _wrapped(reason)
+    if not advice:
+        return ["what to change", *_wrapped(reason or "nothing is known that would help")]
+    lines = ["what to change, best first"]
+    chosen = first_sufficient(list(advice))
+    if chosen:
+        enough = "enough alone" if len(chosen) == 1 else "enough together"
+        lines += _wrapped(f"first: {' '.join(one.flag or change(one) for one in chosen)} ({enough})")
     useful = [one for one in advice if one.effect == "saves"]
     for number, one in enumerate(useful, 1):
-        lines += _one(number, one)
+        lines += _wrapped(f"{number}. {summed(one)}", hang="     ")
+        for name, text in (("", one.why), ("costs: ", one.cost), ("", one.flag), ("shown by: ", one.proof)):
+            if text:
+                lines += _wrapped(f"{name}{text}", indent="     ")
     for one in advice:
         if one.effect == "nothing":
             lines += _wrapped(f"{one.setting} would save nothing here: {one.why}")
     return lines
-
-
-def _one(number: int, one: Advice) -> list[str]:
-    change = f"{one.setting} {one.before} → {one.after}" if one.before or one.after else one.setting
-    parts = [f"{number}. {change}"]
-    if one.saves_bytes is not None:
-        where = f" on {one.device}" if one.device else ""
-        parts.append(f"saves {_saving(one.saves_bytes)}{where}")
-        if one.saves_bytes_after is not None and one.saves_bytes_after != one.saves_bytes:
-            parts.append(f"{_saving(one.saves_bytes_after)} after those before it")
-    if one.enough:
-        parts.append("enough alone")
-    elif one.enough_after:
-        parts.append("enough with those before it")
-    lines = _wrapped(": ".join([parts[0], ", ".join(parts[1:])]) if parts[1:] else parts[0], hang="     ")
-    for text in (
-        one.why,
-        f"costs: {one.cost}" if one.cost else "",
-        one.flag,
-        f"shown by: {one.proof}" * bool(one.proof),
-    ):
-        if text:
-            lines += _wrapped(text, indent="     ")
-    return lines
-
-
-def _saving(saving: Saving) -> str:
-    return (
-        mib(saving.bytes) if saving.at_most in (None, saving.bytes) else f"{mib(saving.bytes)} to {mib(saving.upper)}"
-    )
 
 
 def _width() -> int:
