@@ -29,6 +29,8 @@ _LATER = ""
 _MOST_IMAGES = 4096
 #: Seconds by which a process may seem older than it is (the kernel's clock tick, twice).
 _TICKS = 0.02
+#: Seconds from one walk through the tree to the next while the kernel counts no birth: it is seen whether that is true.
+_TRUST = 0.25
 #: Seconds after its birth in which a process without readable places is looked at again.
 _EXECUTING = 1.0
 
@@ -110,6 +112,7 @@ class Members:
         self._count: bytes | None = None
         self._looked_count: bytes | None = None
         self._looked = procfs.boot_clock()
+        self._walked = 0.0
         self._oldest: int | None = None
         self.nested: set[int] = set()
         #: Pytest processes that run tests for a controller (xdist workers), also those that have ended.
@@ -229,6 +232,10 @@ class Members:
         """PIDs of these owners, recently ended ones included; an empty set of owners has none."""
         return self._group(owners) if owners else []
 
+    def has_backends(self) -> bool:
+        """Whether there is a process of a backend, or one that ended since :meth:`clear_ended`."""
+        return any(member.owner not in (PYTEST, TEST) for member in [*self._members.values(), *self._ended])
+
     def has_young(self) -> bool:
         """Whether a process was seen that has not joined yet: it was forked, or lost its parent, a moment ago."""
         return bool(self._young or self._waiting)
@@ -273,17 +280,19 @@ class Members:
     def scan(self, *, look: bool = True) -> None:
         """Bring the list up to date: ended members are dropped, new descendants and strays are added.
 
-        :param look: whether to look in any case, and beyond the tree. Without it, where the kernel counts births, and
-            there was none, nothing is done: ends are noticed when memory is read.
+        :param look: whether to look beyond the tree, and four times a second in any case. Where the kernel counts
+            births, and there was none, nothing else is done: ends are noticed when memory is read.
         """
-        count = self._births.count()
+        count, now = self._births.count(), procfs.boot_clock()
         still = count is not None and count == self._count and not self.has_young()
-        if still and not look:
+        beyond = self._marked is not None or not self._by_children
+        if still and (not look or (now - self._walked < _TRUST and not (beyond and count != self._looked_count))):
+            self._looked = now if look else self._looked
             return
-        self._count = count
+        self._count, self._walked = count, now
         looked, listing = self._looked, None
-        if look and (self._marked is not None or not self._by_children):
-            self._looked = procfs.boot_clock()
+        if look and beyond:
+            self._looked = now
             if count is None or count != self._looked_count:
                 listing, self._looked_count = set(procfs.pids(self.proc)), count
         if not self._by_children and listing is None:

@@ -240,27 +240,27 @@ class Memory(NamedTuple):
     swap: int
 
 
-_FIELDS = {b"VmHWM": "mark", b"VmRSS": "resident", b"RssAnon": "anonymous", b"VmSwap": "swap"}
-
-
 def parse_memory(status: bytes) -> Memory | None:
     """Memory lines of ``/proc/PID/status`` (kB there); ``None`` for zombies and kernel threads, which have none."""
-    found: dict[str, int] = {}
-    for line in status.splitlines():
-        name, _, rest = line.partition(b":")
-        field = _FIELDS.get(name)
-        if field is not None:
-            found[field] = int(rest.split()[0]) * 1024
-            if len(found) == len(_FIELDS):
-                break
-    if "resident" not in found:
+    resident = _size(status, b"\nVmRSS:")
+    if resident is None:
         return None
+    mark, anonymous = _size(status, b"\nVmHWM:"), _size(status, b"\nRssAnon:")
     return Memory(
-        mark=found.get("mark", found["resident"]),
-        resident=found["resident"],
-        anonymous=found.get("anonymous", found["resident"]),
-        swap=found.get("swap", 0),
+        mark=resident if mark is None else mark,
+        resident=resident,
+        anonymous=resident if anonymous is None else anonymous,
+        swap=_size(status, b"\nVmSwap:") or 0,
     )
+
+
+def _size(status: bytes, name: bytes) -> int | None:
+    """The figure after a name that begins a line; line breaks in the name of a process are escaped there."""
+    at = status.find(name)
+    if at < 0:
+        return None
+    at += len(name)
+    return int(status[at : status.index(b"kB", at)]) * 1024
 
 
 def read_memory(pid: int, proc: str = "/proc") -> Memory | None:

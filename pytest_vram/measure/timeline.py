@@ -45,7 +45,7 @@ class Timeline:
 
     :param probes: the devices that are judged. :param host: probe of host memory, read in any case (for
         ``max_host_memory``); where ``cpu`` is among the devices it is one of ``probes``, else it is read at boundaries
-        and four times a second.
+        and four times a second while there are backends.
     :param interval: wanted nanoseconds between two ticks, for counting gaps; 0: none is counted.
     :param clock: asked when a read is over; else it is taken to be over when it began.
     """
@@ -136,7 +136,7 @@ class Timeline:
                 # A window must not close before a process that was forked a moment ago is counted.
                 members.scan()
         pids = members.pids()
-        lines = self._all if look else self._lines
+        lines = self._all if look and self._host_counts() else self._lines
         changed = [line for line in lines if line.read(now, pids)]
         if not look and any(line.newcomers for line in changed):
             # Somebody came onto a card: whether it is one of the run must be known with this read.
@@ -171,6 +171,11 @@ class Timeline:
         for line in changed:
             if line.stale(self._everyone(line)):
                 line.new_epoch()
+
+    def _host_counts(self) -> bool:
+        """Whether host memory that is no judged device says anything: of backends what they hold, and where no device
+        tells its processes apart, who has ended."""
+        return self.members.has_backends() or not any(line.per_process for line in self._lines)
 
     def _everyone(self, line: Line) -> list[int]:
         """PIDs of the run on this device."""

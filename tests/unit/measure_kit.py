@@ -78,6 +78,7 @@ class PaperCard:
 
     :ivar accounting: keeps the peak of each process's whole life, as NVML's accounting does: a mark where it rose since
         the last reset, else an upper end.
+    :ivar over: processes that have ended, on it or elsewhere: told for as long as they are asked for.
     :ivar hidden: bytes in use by nobody who is listed. :ivar quiet: what counts as in use before, after
         :meth:`distrust`. :ivar early: whether the run may have been on it then.
     """
@@ -113,6 +114,7 @@ class PaperCard:
         self.lost = False
         self.spill: dict[int, int] = {}
         self._ended: dict[int, Figure] = {}
+        self.over: set[int] = set()
         self.closed = False
         self.reads = 0
 
@@ -122,6 +124,7 @@ class PaperCard:
 
     def set(self, pid: int, size: int) -> None:
         self.held[pid] = size
+        self.over.discard(pid)
         self.lives[pid] = max(self.lives.get(pid, 0), size)
 
     def end(self, pid: int) -> None:
@@ -130,6 +133,7 @@ class PaperCard:
         del self.held[pid]
         self.lives.pop(pid)
         self.bases.pop(pid, None)
+        self.over.add(pid)
 
     def _figure(self, pid: int) -> Figure:
         held = self.held[pid]
@@ -148,9 +152,12 @@ class PaperCard:
             rise = max(0, used - self.quiet)
             most = used if self.early else None
             return Snapshot({}, device, rise=Figure(rise, rise, most=most), doubt=self.doubt)
-        figures = {pid: self._figure(pid) if pid in self.held else Figure(0, 0) for pid in pids}
+        living = [pid for pid in pids if pid not in self.over]
+        figures = {pid: self._figure(pid) if pid in self.held else Figure(0, 0) for pid in living}
         figures.update(self._ended)
-        gone, self._ended = tuple(self._ended), {}
+        gone = tuple(dict.fromkeys([*self._ended, *(pid for pid in pids if pid in self.over)]))
+        self._ended = {}
+        self.over.intersection_update(pids)
         return Snapshot(
             figures,
             device,

@@ -116,6 +116,7 @@ def test_one_that_ended_elsewhere_is_not_the_cards_concern(machine: Machine) -> 
     machine.host.set(2, MB)
     span = machine.open()
     machine.host.end(2)
+    machine.card.over.add(2)
     machine.boundary()
     assert machine.members.get(2) is None
     assert machine.peak(span).note == "the peak is the largest sample"
@@ -506,3 +507,43 @@ def test_the_host_is_read_seldom_beside_a_card(machine: Machine) -> None:
     found = machine.timeline.host_peak(span)
     assert isinstance(found, Reading)
     assert (found.bytes, found.exact) == (800 * MB, True)
+
+
+def test_the_host_is_not_read_for_nobody(machine: Machine) -> None:
+    """Without backends host memory says nothing; of one that starts, what it held before its first read counts."""
+    reads: list[int] = []
+    read = machine.host.read
+
+    def counted(pids: list[int]) -> object:
+        reads.append(len(pids))
+        return read(pids)
+
+    machine.host.read = counted  # type: ignore[assignment, method-assign]
+    machine.start(1, 10 * MB)
+    span = machine.open()
+    for _ in range(100):
+        machine.tick()
+    machine.boundary()
+    assert reads == []
+    machine.start(2, 10 * MB, "agent#1")
+    machine.host.set(2, 900 * MB)
+    machine.host.set(2, 5 * MB)
+    machine.boundary()
+    machine.timeline.use(span, ("agent#1",))
+    assert reads == [2]
+    machine.members.forget(2)
+    machine.boundary()
+    assert len(reads) == 2, "it has ended since the read before"
+    machine.boundary()
+    assert len(reads) == 2
+
+
+def test_the_host_says_who_has_ended(machine: Machine) -> None:
+    """Where the card does not tell processes apart, host memory is read for who has ended."""
+    machine.start(1, 10 * MB)
+    machine.card.distrust("no figures")
+    machine.boundary()
+    machine.host.end(1)
+    machine.boundary()
+    machine.boundary()
+    assert machine.members.get(1) is None

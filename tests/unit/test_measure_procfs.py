@@ -289,6 +289,44 @@ def test_a_counter_that_stands_still(tmp_path: Path) -> None:
     assert procfs.Births(str(tmp_path)).count() is None
 
 
+def test_no_birth_no_walk(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the kernel counts no birth nothing is looked for, but for a look four times a second at whether that is
+    true: a counter that then missed a process is not believed any more."""
+    found, clock, count = members(machine, marked=lambda stat: False), 1000.0, b"1"
+    monkeypatch.setattr(procfs, "boot_clock", lambda: clock)
+    monkeypatch.setattr(found._births, "count", lambda: count)
+    distrusted: list[bool] = []
+    monkeypatch.setattr(found._births, "distrust", lambda: distrusted.append(True))
+    found.adopt(100, PYTEST)
+    found.scan()
+    machine.add(200, 100)
+    count = b"2"
+    found.scan()
+    assert found.run() == [200], "there was a birth"
+    machine.add(300, 200)
+    clock += 0.1
+    found.scan()
+    assert found.run() == [200]
+    clock += 0.2
+    found.scan()
+    assert sorted(found.run()) == [200, 300]
+    assert distrusted or not machine.with_children
+
+
+def test_a_stray_that_was_not_looked_for(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A birth that a scan within the tree has taken in is still looked for beyond the tree at the next look."""
+    found, count = members(machine, marked=lambda stat: stat.pid == 300), b"1"
+    monkeypatch.setattr(procfs, "boot_clock", lambda: 1000.0)
+    monkeypatch.setattr(found._births, "count", lambda: count)
+    found.adopt(100, PYTEST)
+    found.scan()
+    machine.add(300, 1, start=2000)
+    count = b"2"
+    found.scan(look=False)
+    found.scan()
+    assert found.run() == [300]
+
+
 def test_a_worker_that_introduces_itself(machine: Machine) -> None:
     """A worker counted as a test's child becomes pytest's own; its children go on counting."""
     found = members(machine)
