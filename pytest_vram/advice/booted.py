@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +12,10 @@ from pytest_vram.advice.goal import Goal, least_on
 from pytest_vram.advice.records import Advice
 from pytest_vram.bootlog.boot import Boot, Failure
 from pytest_vram.errors import BadInput
-from pytest_vram.sizing import llama_options
+from pytest_vram.sizing import eras, llama_options
 from pytest_vram.sizing.engine_options import named
 from pytest_vram.sizing.llama_options import Given
+from pytest_vram.sizing.options import Era
 from pytest_vram.sizing.prediction import Estimate
 from pytest_vram.sizing.shape import ModelShape
 from pytest_vram.sizing.verdict import HOST, on
@@ -42,11 +44,15 @@ def of_boot(
     *,
     shape: ModelShape | None = None,
     options: Mapping[str, Any] | None = None,
+    free: Mapping[str, int] | None = None,
+    era: Era | None = None,
 ) -> tuple[Advice, ...]:
     """What to change so that a boot that failed for want of memory succeeds, best first.
 
     :param shape: the model, as :func:`pytest_vram.sizing.estimating.load` reads it; without it only the log's own
         figures count. :param options: the engine's own long options, for an engine that is sized.
+    :param free: device label → bytes that were free before the boot, where they are known from elsewhere than the log.
+    :param era: which of llama.cpp's rules hold; by the build that the log names where it is not given.
     :returns: nothing where the log shows no failure, or one that is not about memory.
     :raises BadInput: options that the engine does not have.
     """
@@ -54,7 +60,7 @@ def of_boot(
     if failure is None or failure.kind not in (*_OF_HOST, *_OF_DEVICE):
         return ()
     if shape is not None and boot.engine in _SIZED and not printed.absurd(failure):
-        made = _by_model(boot, failure, shape, options or {})
+        made = _by_model(boot, failure, shape, options or {}, free or {}, era or _era(boot))
         if made:
             return made
     if failure.kind in _OF_HOST:
@@ -68,7 +74,14 @@ def of_boot(
     return ()
 
 
-def _by_model(boot: Boot, failure: Failure, shape: ModelShape, options: Mapping[str, Any]) -> tuple[Advice, ...]:
+def _era(boot: Boot) -> Era:
+    number = re.match(r"b?(\d{4,6})\b", str(boot.facts.get("build", "")), re.ASCII)
+    return eras.era_of(int(number[1]) if number else None)[0]
+
+
+def _by_model(
+    boot: Boot, failure: Failure, shape: ModelShape, options: Mapping[str, Any], free: Mapping[str, int], era: Era
+) -> tuple[Advice, ...]:
     """Every saving from the model's own files; nothing where the log does not say which device it is about."""
     given, labels = _given(boot, options)
     device = HOST if failure.kind in _OF_HOST else failure.device
@@ -76,10 +89,11 @@ def _by_model(boot: Boot, failure: Failure, shape: ModelShape, options: Mapping[
         device = next((label for label in boot.devices if label != HOST), None)
     if device is None:
         return ()
+    room = free.get(device, failure.free)
     device = labels.get(device, device)
     if device != HOST and device not in {one.label for one in given.options.devices}:
         return ()
-    return advise(shape, given, lambda made: _goal(boot, failure, device, made), names=_names(boot, labels))
+    return advise(shape, given, lambda made: _goal(failure, device, room, made), era=era, names=_names(boot, labels))
 
 
 def _given(boot: Boot, options: Mapping[str, Any]) -> tuple[Given, dict[str, str]]:
@@ -118,18 +132,18 @@ def _names(boot: Boot, labels: Mapping[str, str]) -> dict[str, str]:
     return {labels.get(label, label): name for label, name in boot.devices.items()}
 
 
-def _goal(boot: Boot, failure: Failure, device: str, made: Estimate) -> Goal:
+def _goal(failure: Failure, device: str, free: int | None, made: Estimate) -> Goal:
     """How much is missing: of what the log says was free, by the whole prediction; else what was refused, and all that
     comes after it, at most."""
     bucket = failure.bucket
-    if failure.free is not None:
+    if free is not None:
         # The driver's own memory is in use before an engine asks what is free.
         context = sum(
             entry.at_most or entry.bytes
             for entry in made.entries
             if (entry.bucket, entry.device) == ("context", device)
         )
-        room = failure.free - (on(made, device) - context)
+        room = free - (on(made, device) - context)
         if room < 0:
             return Goal(device=device, rooms={device: room}, bucket=bucket)
     later = 0
