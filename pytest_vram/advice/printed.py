@@ -25,14 +25,30 @@ FOUR_BITS = (4.5, 5.0)
 #: How far blocks of one model may differ in size from their mean, in mixtures of types and with an output matrix.
 _UNEVEN = 0.25
 _UBATCH = 128
+#: A compute buffer of this size is hardly ever one without attention scores.
+_SCORES = 2 << 30
 _LEAST_CONTEXT = 2048
 #: In the order of what they cost the user; see :mod:`pytest_vram.advice.knobs`.
-_COST = ("flash", "attention", "ubatch", "parallel", "model", "cache", "context", "experts", "layers", "draft")
+_COST = (
+    "flash",
+    "attention",
+    "ubatch",
+    "parallel",
+    "pipeline",
+    "model",
+    "cache",
+    "context",
+    "experts",
+    "split",
+    "layers",
+    "draft",
+)
 _ABOUT: dict[str, tuple[str, ...]] = {
     "flash": ("compute", "kv"),
     "attention": ("compute",),
     "ubatch": ("compute",),
     "parallel": ("kv", "recurrent"),
+    "pipeline": ("compute",),
     "model": ("weights", "experts"),
     "cache": ("kv",),
     "context": ("kv", "compute"),
@@ -44,6 +60,8 @@ _COSTS = {
     "attention": "long prompts are read a little more slowly",
     "ubatch": "prompts are read more slowly; answers are written as fast as before",
     "parallel": "requests wait for each other; nothing for one user at a time",
+    "pipeline": "long prompts are read more slowly, because the cards no longer work on several batches at once",
+    "split": "the other cards hold more",
     "model": "a little accuracy, and another file of the same model",
     "cache": "hardly any accuracy with q8_0; it needs flash attention",
     "context": "shorter conversations and documents",
@@ -56,6 +74,8 @@ _PROOFS = {
     "attention": "a smaller `compute buffer size`",
     "ubatch": "`n_ubatch = {}`",
     "parallel": "`n_seq_max = {}`",
+    "pipeline": "no `pipeline parallelism enabled` line",
+    "split": "a smaller `model buffer size` of the device, and larger ones of the others",
     "model": "`file type` and a smaller `model buffer size`",
     "cache": "`K ({})` in the line of the KV cache's size",
     "context": "`n_ctx = {}` and a smaller `KV buffer size`",
@@ -162,15 +182,27 @@ def of_log(boot: Boot, failure: Failure) -> tuple[Advice, ...]:
         "attention": _attention,
         "ubatch": _ubatch,
         "parallel": _parallel,
+        "pipeline": _pipeline,
         "model": _model,
         "cache": _cache,
         "context": _context,
         "experts": _experts,
+        "split": _split,
         "layers": _layers,
         "draft": _draft,
     }
     rows = {name: found for name, made in makers.items() if name in log.words and (found := made(log)) is not None}
-    names = sorted(rows, key=lambda name: (failure.bucket not in _ABOUT.get(name, ()), _COST.index(name)))
+    # Newer builds turn flash attention on by themselves: where nothing is known, it is what comes first only where the
+    # buffer has the size of scores.
+    late = log.facts.get("flash_attention") is None and (failure.bytes or 0) < _SCORES
+    names = sorted(
+        rows,
+        key=lambda name: (
+            failure.bucket not in _ABOUT.get(name, ()),
+            name == "flash" and late,
+            _COST.index(name),
+        ),
+    )
     saving = [rows[name] for name in names if rows[name].effect == "saves"]
     return (*_together(log, saving), *(rows[name] for name in names if rows[name].effect == "nothing"))
 
@@ -260,6 +292,22 @@ def _parallel(log: _Log) -> Advice | None:
         why = "each slot keeps a window of its own in the layers with sliding windows; how large is not printed"
         return log.advice("parallel", slots, 1, why, None, None)
     return None
+
+
+def _pipeline(log: _Log) -> Advice | None:
+    copies = log.fact("pipeline_copies")
+    if copies is None or copies < 2 or log.failure.bucket != "compute":
+        return None
+    why = f"the inputs are kept in {copies} copies, so that the cards can work on several batches at once"
+    return log.advice("pipeline", copies, "1", why, None, None)
+
+
+def _split(log: _Log) -> Advice | None:
+    cards = [label for label in log.boot.devices if label != "host"]
+    if len(cards) < 2 and (log.fact("pipeline_copies") or 1) < 2:  # which is for several devices only
+        return None
+    why = f"memory ran out on {log.device}, and on none of the other devices so far"
+    return log.advice("split", "not printed", "a smaller share of it", why, None, None)
 
 
 def _model(log: _Log) -> Advice | None:

@@ -19,6 +19,8 @@ _LLAMA: dict[str, Word] = {
     "model": Word(setting="model", flag="--model FILE (a {} file of the same model)"),
     "cache": Word(setting="cache-type-k, cache-type-v", flag="--cache-type-k {0} --cache-type-v {0}"),
     "context": Word(setting="ctx-size", flag="--ctx-size {}"),
+    "pipeline": Word(setting="override-tensor", flag="--override-tensor '^$=CPU'"),
+    "split": Word(setting="tensor-split", flag="--tensor-split {}"),
     "experts": Word(setting="n-cpu-moe", flag="--n-cpu-moe {}"),
     "layers": Word(setting="n-gpu-layers", flag="--n-gpu-layers {}"),
     "projector": Word(setting="mmproj-offload", flag="--no-mmproj-offload"),
@@ -28,7 +30,7 @@ _LLAMA: dict[str, Word] = {
     "cache-ram": Word(setting="cache-ram", flag="--cache-ram 0"),
 }
 _IK: dict[str, Word] = {
-    **{name: word for name, word in _LLAMA.items() if name not in ("cache-ram", "projector")},
+    **{name: word for name, word in _LLAMA.items() if name not in ("cache-ram", "projector", "pipeline")},
     "flash": Word(setting="flash-attn", flag="-fa"),
     "attention": Word(setting="attention-max-batch", flag="-amb 512"),
 }
@@ -38,6 +40,7 @@ _KOBOLD: dict[str, Word] = {
     "model": Word(setting="model", flag="--model FILE (a {} file of the same model)"),
     "cache": Word(setting="quantkv", flag="--flashattention --quantkv {}"),
     "context": Word(setting="contextsize", flag="--contextsize {}"),
+    "split": Word(setting="tensor_split", flag="--tensor_split {}"),
     "experts": Word(setting="moecpu", flag="--moecpu {}"),
     "layers": Word(setting="gpulayers", flag="--gpulayers {}"),
     "mlock": Word(setting="usemlock", flag="without --usemlock"),
