@@ -156,6 +156,8 @@ _SIGNS: dict[str, tuple[str, ...]] = {
         "out of memory. Tried to allocate",
         "DefaultCPUAllocator",
         "Loading checkpoint shards",
+        "Loading weights: ",
+        "parameters are on the meta device",
         "site-packages/transformers/",
         "site-packages/torch/",
     ),

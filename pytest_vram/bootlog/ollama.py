@@ -145,7 +145,13 @@ class Ollama:
     def _begin(self, phase: Phase, line: Line) -> None:
         if self._spans and self._spans[-1].name == phase:
             return
+        if self._spans and self._spans[-1].line == self._line:
+            self._spans.pop()  # one line begins one phase
         self._spans.append(PhaseSpan(name=phase, line=self._line, start=self._axis.time(line)))
+
+    def _is_of(self, era: str) -> None:
+        """Take a sign of an era; the latest of them counts, as old lines live on."""
+        self._era = max(self._era, era)
 
     def _warn(self, key: str, text: str) -> None:
         """Add a warning; of those with one key only the first."""
@@ -165,7 +171,7 @@ class Ollama:
         load = self._load
         if message.startswith("offload") and "memory.required.full" in pairs:
             load.facts.update(ollama_facts.of_plan(pairs))
-            self._era = self._era or "2024"
+            self._is_of("2024")
         elif message == "load" and "request" in pairs:
             self._request(line, pairs["request"])
         elif message in _BUCKETS:
@@ -190,9 +196,10 @@ class Ollama:
             self._load.started |= starts
         if message.startswith(_STARTS) and "cmd" in pairs:
             self._load.facts.update(ollama_facts.of_command(pairs["cmd"]))
-            self._era = "2026" if message == "starting llama-server" else self._era
+            if message == "starting llama-server":
+                self._is_of("2026")
         elif message.startswith("Loading Dynamic llm server") or "dyn_ext_server" in message:
-            self._era = self._era or "2024-02"
+            self._is_of("2024-02")
         elif message.startswith(_READY) and not self._load.ready:
             self._become_ready(line)
 
@@ -220,7 +227,7 @@ class Ollama:
         operation, facts = ollama_facts.of_request(request)
         if operation in ("fit", "alloc", "commit"):
             self._load.facts.update(facts)
-            self._era = self._era or "2025-09"
+            self._is_of("2025-09")
         if operation == "alloc" and not self._load.over:
             self._begin("reserve", line)
         elif operation == "commit" and not self._load.over:
@@ -236,7 +243,7 @@ class Ollama:
             self._begin("weights", line)  # said as they are loaded
         elif "buffer_type" in pairs and not self._load.over:
             self._begin("reserve", line)
-        self._era = self._era or ("2025-09" if "device" in pairs else "2025-07")
+        self._is_of("2025-09" if "device" in pairs else "2025-07")
 
     def _ends(self, line: Line, message: str, pairs: Mapping[str, str]) -> None:
         """A load or a request that failed, by an error that is passed on."""
@@ -271,8 +278,8 @@ class Ollama:
             self._fail(kill.failure(phase=self._phase, line=self._line))
         elif kill is not None:
             self._warn(kill.text, kill.warning())
-        if not self._era and "llm_load_tensors" in text:
-            self._era = "2024"
+        if "llm_load_tensors" in text:
+            self._is_of("2024")
 
     def _while_serving(self, text: str) -> None:
         """A device that refuses an allocation for a request: everything of the boot had been allocated before."""
@@ -280,9 +287,8 @@ class Ollama:
         if _SEEING.search(text):
             load.sees = True
         known = load.failure
-        if known is not None and known.kind == "out_of_memory" and known.device is None:
-            if match := _CURRENT.search(text):
-                load.failure = msgspec.structs.replace(known, device=self._labels.of(f"CUDA{match[1]}"))
+        if known is not None and known.device is None and (match := _CURRENT.search(text)):
+            load.failure = msgspec.structs.replace(known, device=self._labels.of(f"CUDA{match[1]}"))
             return
         sign = llama_failures.sign(text)
         if sign is None or sign.kind not in ("out_of_memory", "crash"):
@@ -328,7 +334,7 @@ class Ollama:
             load.failure = host_killer.with_kill(known, failure)
         elif known.kind == failure.kind == "out_of_memory":
             load.failure = msgspec.structs.replace(
-                known, bytes=known.bytes or failure.bytes, device=known.device or failure.device
+                known, bytes=_exact(known.bytes, failure.bytes), device=known.device or failure.device
             )
 
     def _engine_failure(self, load: _Load) -> Failure | None:
@@ -336,17 +342,19 @@ class Ollama:
         boot = load.engine.boot()
         if boot.failure is None or boot.failure == load.recovered or load.ready:
             return None
-        device = boot.failure.device
-        return msgspec.structs.replace(
-            boot.failure, device=None if device is None else self._labels.of(boot.devices.get(device, device))
-        )
+        failure, device = boot.failure, boot.failure.device
+        return failure if device is None else msgspec.structs.replace(failure, device=self._ours(device, boot))
+
+    def _ours(self, label: str, engine: Boot) -> str:
+        """The label here of a device that the engine's lines were given another one for."""
+        return self._labels.of("CPU" if label == HOST else engine.devices.get(label, label))
 
     def _failure(self, load: _Load) -> Failure | None:
         own, engine = load.failure, self._engine_failure(load)
         if engine is None or own is None:
             return own or engine
         if own.kind == "host_oom_killed":
-            return host_killer.with_kill(engine, own)
+            return own if engine.kind == own.kind else host_killer.with_kill(engine, own)
         # The engine's own line knows what it was allocating; what Ollama passes on repeats it.
         return own if engine.kind in ("crash", "load_error") and own.kind not in ("crash", "load_error") else engine
 
@@ -368,7 +376,7 @@ class Ollama:
         offloaded, whole = facts.get("layers_offloaded"), facts.get("layers_offloadable")
         if offloaded is not None and whole and offloaded < whole and facts.get("layers_requested", -1) < 0:
             warnings.append(f"{offloaded} of {whole} layers are on devices, the others on the CPU: Ollama chose so")
-        if evidence == "none":
+        if evidence == "none" and failure is None:
             warnings.append(NO_EVIDENCE)
         used = {entry.device for entry in entries} | ({failure.device} if failure is not None else set())
         return Boot(
@@ -387,10 +395,7 @@ class Ollama:
 
     def _entries(self, load: _Load, engine: Boot) -> tuple[Entry, ...]:
         """Buffers by llama.cpp's lines; of a bucket that it did not print, Ollama's sums."""
-        entries = [
-            msgspec.structs.replace(entry, device=self._labels.of(engine.devices.get(entry.device, entry.device)))
-            for entry in engine.entries
-        ]
+        entries = [msgspec.structs.replace(entry, device=self._ours(entry.device, engine)) for entry in engine.entries]
         printed: set[str] = {"kv" if entry.bucket == "recurrent" else entry.bucket for entry in entries}
         whose = "Ollama's prediction" if engine.entries or "architecture" in engine.facts else "Ollama's sum"
         for (kind, device), (amount, resolution) in load.sums.items():
@@ -414,11 +419,20 @@ class Ollama:
         for name in ("layers_offloaded", "context", "context_per_slot", "slots", "flash_attention", "cache_type_k"):
             if name in engine.facts:
                 facts[name] = engine.facts[name]  # what it did, and not what it was asked
+        if isinstance(free := facts.get("free_bytes"), dict):
+            facts["free_bytes"] = {self._ours(label, engine): amount for label, amount in free.items()}
         if "layers_offloaded" not in facts and load.sums and "layers_planned" in facts:
             facts["layers_offloaded"] = facts["layers_planned"]
         if facts.get("layers_offloadable") and "layers" not in facts:
             facts["layers"] = facts["layers_offloadable"] - 1
         return facts
+
+
+def _exact(known: int | None, later: int | None) -> int | None:
+    """The size of one allocation, told twice: to the byte where the later line has the bytes that the first rounds."""
+    if known is None or later is None:
+        return known or later
+    return later if abs(later - known) < 1 << 20 else known
 
 
 def _evidence(

@@ -16,7 +16,9 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"]{1,400})", line \d{1,7}, in (?P<fun
 _IPYTHON = re.compile(
     r"^\s*(?:File )?(?P<file>[~./\w<][^ :]{0,400}\.pyx?)(?::\d{1,7},)? in (?P<function>[\w.<>]{1,120})", re.ASCII
 )
-_RICH = re.compile(r"^\s*[│|] (?P<file>[/\w].{0,400}\.py):\d{1,7} in (?P<function>\S{1,120})")
+_RICH = re.compile(r"^\s*[│|] (?P<file>[/\w].{0,400}\.py):\d{1,7} in(?: (?P<function>[\w.<>]{1,120}))? ")
+#: The name alone, where the box was too narrow for it.
+_NAME = re.compile(r"^\s*[│|] (?P<function>[\w.<>]{1,120}) +[│|]$")
 _MARKED = re.compile(r"^\s*(?:-{2,}> ?\d{1,7} |[│|] ❱ +\d{1,7} [│|])(?P<source>.*)")
 _BOX = " │|╭╰╮╯─"
 
@@ -60,6 +62,9 @@ class Frames:
             return self._add(match, marked=True)
         if not self._frames:
             return False
+        if not self._frames[-1].function and (match := _NAME.match(text)):
+            self._frames[-1] = self._frames[-1]._replace(function=match["function"])
+            return True
         if self._wants_source and (match := _MARKED.match(text) if self._marked else None):
             self._source(match["source"].strip(_BOX))
             return True
@@ -70,7 +75,7 @@ class Frames:
         return text[:1] in _BOX and bool(text.strip())
 
     def _add(self, match: re.Match[str], *, marked: bool) -> bool:
-        self._frames.append(Frame(match["file"], match["function"]))
+        self._frames.append(Frame(match["file"], match["function"] or ""))
         self._wants_source, self._marked = True, marked
         return True
 

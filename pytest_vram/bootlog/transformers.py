@@ -107,6 +107,8 @@ class Transformers:
     def _begin(self, phase: Phase, line: Line) -> None:
         if self._spans and self._spans[-1].name == phase:
             return
+        if self._spans and self._spans[-1].line == self._line:
+            self._spans.pop()  # one line begins one phase
         if line.clock is not None and self._clock is None:
             self._clock = line.clock
         time = line.time if line.clock == self._clock else None
@@ -191,7 +193,7 @@ class Transformers:
     def _add_rest(self, text: str) -> None:
         """Take figures of the message from a line that follows it."""
         old = self._message
-        if old is None or self._failure is None or (old.total is not None and old.allocated is not None):
+        if old is None or self._failure is None or old.reserved is not None:
             self._rest = 0
             return
         joined = torch_messages.read_message(f"{old.text} {text.strip()}") if not old.parts else None
@@ -264,7 +266,7 @@ class Transformers:
         failure = self._failure or self._last_error
         figures = self._message is not None and bool(self._message.facts())
         warnings = list(self._warnings)
-        if not figures:
+        if not figures and failure is None:
             warnings.append(NO_EVIDENCE)
         return Boot(
             engine=self._engine,
