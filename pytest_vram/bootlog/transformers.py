@@ -162,7 +162,7 @@ class Transformers:
         message = torch_messages.read_message(text)
         if message is None:
             return False
-        if not self._frames and not _BEFORE.match(text[: _begins(text)]):
+        if not (self._frames or _ERROR_LINE.match(text) or _BEFORE.match(text[: _begins(text)])):
             return False  # somebody's text about such a message
         blame = tracebacks.blame(self._frames) if self._frames else None
         if self._failure is not None and self._failure.kind.endswith("out_of_memory"):
@@ -301,7 +301,6 @@ _OWN_WORDS = (
     "unable to mmap",
     "Unable to allocate",
     "Cannot allocate memory",
-    "MemoryError",
     "[Errno 12]",
     "Triton Error",
 )
