@@ -38,6 +38,7 @@ class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
     :ivar base: folder that relative paths start from.
     :ivar options: the engine's own long options without dashes; values become flags.
     :ivar env: extra environment of the server.
+    :ivar log: the engine whose log a ``command`` server writes, such as ``vllm``: that grammar reads its boot.
     :ivar boot_timeout: seconds until ready. :ivar request_timeout: seconds for one request.
     """
 
@@ -57,6 +58,7 @@ class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
     argv: list[str] = []
     health: str | None = None
     log_patterns: dict[str, str] = {}
+    log: str | None = None
     # engine = "attach"
     url: str | None = None
     pid: int | None = None
@@ -103,7 +105,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the keeper must know to own one server, engine by engine the same.
 
     :ivar name: backend's name; log files and journal lines carry it.
-    :ivar engine: engine's name; chooses the boot-log grammar.
+    :ivar engine: engine's name. :ivar log: engine whose boot-log grammar reads its log, where that is another name.
     :ivar argv: command; empty for ``attach``.
     :ivar env: additions to the environment.
     :ivar unset: beginnings of names of variables that the server does not inherit; ``env`` may set them all the same.
@@ -131,12 +133,18 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     port_pattern: str | None = None
     health: str | None = None
     log_patterns: dict[str, str] = {}
+    log: str | None = None
     own_port: bool = True
     pid: int | None = None
     process: str | None = None
     boot_timeout: float = 120.0
     stop_grace: float = 5.0
     sole: list[str] = []
+
+    @property
+    def grammar(self) -> str:
+        """The engine whose grammar reads the server's log."""
+        return self.log or self.engine
 
     @property
     def key(self) -> str:

@@ -30,7 +30,7 @@ _COMMON = {"engine", "profile", "options", "env", "boot_timeout", "request_timeo
 #: Keys that mean something only to these built-in engines; other engines may use them all.
 _ONLY: dict[str, set[str]] = {
     "llama-server": {"model", "binary"},
-    "command": {"model", "argv", "health", "log_patterns", "url", "api_key"},
+    "command": {"model", "argv", "health", "log", "log_patterns", "url", "api_key"},
     "attach": {"url", "pid", "process", "api_key", "model", "log_patterns", "health"},
 }
 #: The kernel's own limit on 64-bit machines.
@@ -159,6 +159,7 @@ def backend(name: str, body: object, *, origin: str, base: str) -> BackendSpec:
         argv=_argv(merged, where),
         health=_text(merged, "health", where),
         log_patterns=_table_of(merged, "log_patterns", where, _string),
+        log=_text(merged, "log", where),
         url=_text(merged, "url", where),
         pid=_pid(merged, where),
         process=_text(merged, "process", where),

@@ -103,6 +103,7 @@ class Engine(ABC):
 _KEYS_OF = {
     "argv": "command",
     "health": "command",
+    "log": "command",
     "log_patterns": "command",
     "url": "attach",
     "pid": "attach",

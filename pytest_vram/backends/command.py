@@ -13,6 +13,7 @@ from pytest_vram.backends import ports
 from pytest_vram.backends.addresses import path_of, root_of
 from pytest_vram.backends.base import Engine, PlanContext, refuse_foreign_keys
 from pytest_vram.backends.keys import api_key
+from pytest_vram.bootlog import engines as engines_with_logs
 from pytest_vram.bootlog.boot import PHASES
 from pytest_vram.errors import BadSpec, EngineNotFound
 from pytest_vram.paths import expanded
@@ -26,7 +27,7 @@ class Command(Engine):
 
     ``{port}`` in ``argv``, ``health``, ``url`` and ``env`` is replaced by one free loopback port, ``{model}`` in
     ``argv`` by the spec's ``model``. Without ``{port}`` the address comes from ``url``, or from a whole URL in
-    ``health``.
+    ``health``. Where the command starts an engine whose log can be read, ``log`` names it instead of patterns.
     """
 
     name: ClassVar[str] = "command"
@@ -34,13 +35,14 @@ class Command(Engine):
     def plan(self, spec: BackendSpec, context: PlanContext) -> LaunchPlan:
         """A plan for this command; everything that can be refused before it starts is refused here."""
         where = f"[backend.{spec.name}] in {spec.origin}"
-        refuse_foreign_keys(spec, self.name, "argv", "health", "log_patterns", "url")
+        refuse_foreign_keys(spec, self.name, "argv", "health", "log", "log_patterns", "url")
         if spec.options:
             names = ", ".join(map(repr, spec.options))
             raise BadSpec(f"`options` of {where} mean nothing to a command: write {names} into `argv`")
         if not spec.argv:
             raise BadSpec(f'{where} has no `argv`: write the command as a list, such as ["python", "-m", "server"]')
         _check_patterns(spec, where)
+        _check_log(spec, where)
         port = _port(spec, context)
         argv = [_filled(text, port) for text in spec.argv]
         if any(MODEL in text for text in argv):
@@ -59,6 +61,7 @@ class Command(Engine):
             url=_url(spec, where, port, health),
             health=health,
             log_patterns=dict(spec.log_patterns),
+            log=spec.log,
             boot_timeout=spec.boot_timeout,
         )
 
@@ -80,6 +83,21 @@ def _check_patterns(spec: BackendSpec, where: str) -> None:
                 f"the pattern {pattern!r} for {phase!r} in `log_patterns` of {where} is not a regular"
                 f" expression: {error}"
             ) from None
+
+
+def _check_log(spec: BackendSpec, where: str) -> None:
+    """Refuse a log that nothing here can read, and patterns beside one that says its phases itself."""
+    if spec.log is None:
+        return
+    known = engines_with_logs()
+    if spec.log not in known:
+        near = difflib.get_close_matches(spec.log, known, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise BadSpec(f"`log` of {where} is {spec.log!r}: {hint}logs are read of {', '.join(known)}")
+    if spec.log_patterns:
+        raise BadSpec(
+            f"{where} has both `log` and `log_patterns`: the log of {spec.log} says its phases without patterns"
+        )
 
 
 def _port(spec: BackendSpec, context: PlanContext) -> int | None:
@@ -118,10 +136,10 @@ def _executable(program: str, spec: BackendSpec, where: str) -> str:
 
 def _health(spec: BackendSpec, where: str, port: int | None) -> str | None:
     if spec.health is None:
-        if "ready" not in spec.log_patterns:
+        if "ready" not in spec.log_patterns and spec.log is None:
             raise BadSpec(
-                f"{where} has neither `health` nor a `ready` pattern in `log_patterns`, so nothing says when it is"
-                ' ready: set one, such as health = "/health"'
+                f"{where} has no `health`, no `log` and no `ready` pattern in `log_patterns`, so nothing says when it"
+                ' is ready: set one, such as health = "/health"'
             )
         return None
     health = _filled(spec.health, port)

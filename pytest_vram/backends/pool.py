@@ -169,7 +169,7 @@ class RunningBackend:
     def _read_log(self) -> Boot:
         if self.log is None:
             return bootlog.without_evidence(self.engine, "this run has no log of a server that it did not start")
-        boot = bootlog.read_own(self.log, engine=self.engine, patterns=self.plan.log_patterns)
+        boot = bootlog.read_own(self.log, engine=self.plan.grammar, patterns=self.plan.log_patterns)
         if not (kept := self.kept_from_it):
             return boot
         note = (

@@ -95,10 +95,10 @@ class Boot:
         if server.attached:
             return
         try:
-            self._follower = server.follower = Follower(plan.engine, patterns=plan.log_patterns)
+            self._follower = server.follower = Follower(plan.grammar, patterns=plan.log_patterns)
         except BadInput as error:
             raise BootFailed(f"Backend {plan.name!r} cannot be started: {error}") from None
-        if not plan.url and plan.health is None and "ready" not in plan.log_patterns:
+        if not plan.url and plan.health is None and plan.log is None and "ready" not in plan.log_patterns:
             raise BootFailed(
                 f"Backend {plan.name!r} cannot be started: nothing would tell when it is ready. Give it a `url`, a"
                 " `health` path or a `ready` log pattern."
@@ -326,7 +326,7 @@ class Boot:
             if not self._reachable(self._port):
                 return False
             self._port_is_ours = True
-        if plan.health is None and "ready" in plan.log_patterns:
+        if plan.health is None and (plan.log is not None or "ready" in plan.log_patterns):
             return self._said_ready
         return await self._answers()
 

@@ -388,6 +388,20 @@ def test_finish_ends_everything(run: Run, client: KeeperClient) -> None:
     assert [line["outcome"] for line in end] == ["passed"]
 
 
+def test_log_of_a_named_engine(run: Run, client: KeeperClient) -> None:
+    """A command whose log is that of a known engine is ready, and goes through its phases, by that engine's lines."""
+    words = (
+        "INFO 03-08 16:44:20 [gpu_model_runner.py:4979] Starting to load model m...",
+        "INFO 03-08 16:44:29 [gpu_worker.py:772] Available KV cache memory: 2.5 GiB",
+        "INFO:     Application startup complete.",
+    )
+    script = f"print({chr(10).join(words)!r}, flush=True); import time; time.sleep(60)"
+    argv = [sys.executable, "-S", "-c", script]
+    acquire(client, LaunchPlan(name="v", engine="command", log="vllm", argv=argv, boot_timeout=20.0))
+    client.call(Finish(outcome="passed"))
+    assert [line["name"] for line in run.journal("phase")] == ["start", "weights", "kv", "ready"]
+
+
 def test_finish_while_a_server_boots(run: Run, client: KeeperClient) -> None:
     """A run that ends while a server boots does not wait for it."""
     caught: list[BaseException] = []

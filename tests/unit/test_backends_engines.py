@@ -348,6 +348,13 @@ def test_port_of_this_runs_own_server_is_kept(monkeypatch: pytest.MonkeyPatch) -
         assert ports.steady_port("a", run="r") == first
 
 
+def test_command_names_the_engine_of_its_log(tmp_path: Path) -> None:
+    """A command may name the engine whose log it writes; that grammar reads it, and says when it is ready."""
+    named = engine("command").plan(command(tmp_path, log="vllm", health=None), PlanContext(run="r"))
+    assert (named.engine, named.grammar, named.health) == ("command", "vllm", None)
+    assert engine("command").plan(command(tmp_path), PlanContext(run="r")).grammar == "command"
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
@@ -368,6 +375,9 @@ def test_port_of_this_runs_own_server_is_kept(monkeypatch: pytest.MonkeyPatch) -
         ({"argv": ["./missing", "{port}"]}, EngineNotFound, "does not exist"),
         ({"log_patterns": {"ready": "("}}, BadSpec, "not a regular expression"),
         ({"log_patterns": {"redy": "x"}}, BadSpec, "did you mean 'ready'"),
+        ({"log": "vlm"}, BadSpec, "did you mean 'vllm'"),
+        ({"log": "command"}, BadSpec, "logs are read of llama-server"),
+        ({"log": "vllm", "log_patterns": {"kv": "x"}}, BadSpec, "both `log` and `log_patterns`"),
         ({"pid": 3}, BadSpec, "belongs to engine 'attach'"),
     ],
 )
