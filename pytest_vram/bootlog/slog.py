@@ -14,7 +14,10 @@ _MOST = 64
 
 
 def attributes(text: str) -> dict[str, str]:
-    """The pairs of a line, ``msg`` among them; of a key that comes twice the first. A cut line gives what is whole."""
+    """The pairs of a line, ``msg`` among them; of a key that comes twice the first.
+
+    A value that a cut line left without its closing quotation mark keeps the opening one, and so reads as no figure.
+    """
     found: dict[str, str] = {}
     for match in _PAIR.finditer(text):
         key = match["key"] if match["key"] is not None else _unquoted(match["quoted_key"])
