@@ -77,6 +77,7 @@ DECIDES: dict[str, tuple[Bucket, ...]] = {
     "num-parallel": (*_CACHES, "compute"),
     # not settings, and they decide memory all the same
     "engine": _ALL,
+    "nvidia-driver": ("context",),
     "build": ("compute", "kv"),
 }
 #: Fact of a boot log → option, by engine.

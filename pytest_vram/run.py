@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from pytest_vram.predicting import Predictions
 
 RPC_VARIABLE = "PYTEST_VRAM_RPC"
+#: Among the versions of a run: that of NVIDIA's driver.
+DRIVER = "nvidia-driver"
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -499,6 +501,8 @@ def versions() -> dict[str, str]:
     for name in ("pytest-vram", "pytest", "pytest-xdist", "httpx", "msgspec"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
+    with contextlib.suppress(OSError):  # on Linux with NVIDIA's kernel module
+        found[DRIVER] = Path("/sys/module/nvidia/version").read_text(encoding="ascii", errors="replace").strip()
     return found
 
 

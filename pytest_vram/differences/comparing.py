@@ -75,7 +75,8 @@ def _device(
         # One side knows the total alone, so that nothing can be said of a bucket.
         return rest(label, _sum(one), _sum(other), causes, alone=True)
     held: Bucket = "context"
-    if (held in one) != (held in other) and "unattributed" in (other if held in one else one):
+    joined = (held in one) != (held in other) and "unattributed" in (other if held in one else one)
+    if joined:
         one, other = as_rest(one), as_rest(other)
     found = [
         difference(
@@ -93,7 +94,8 @@ def _device(
         if bucket != "unattributed" and (bucket in one or bucket in other)
     ]
     if "unattributed" in one or "unattributed" in other:
-        found += rest(label, one.get("unattributed", NOTHING), other.get("unattributed", NOTHING), causes)
+        ends = one.get("unattributed", NOTHING), other.get("unattributed", NOTHING)
+        found += rest(label, *ends, causes, context=joined)
     return found
 
 

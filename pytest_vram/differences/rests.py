@@ -45,15 +45,25 @@ def _net(meaning: Meaning, first: Side, second: Side) -> Cause | None:
     return Cause(meaning=meaning, least=min(ends), most=max(ends), text="; ".join(texts))
 
 
-def rest(label: str, one: Ends, other: Ends, causes: Sequence[Cause], *, alone: bool = False) -> list[Difference]:
+def rest(
+    label: str,
+    one: Ends,
+    other: Ends,
+    causes: Sequence[Cause],
+    *,
+    alone: bool = False,
+    context: bool = False,
+) -> list[Difference]:
     """What is left of a device beside its buffers, in parts by what is known of it; what no cause holds is unknown."""
     low, high = other.low - one.high, other.high - one.low
     if low == high == 0:
         return [row("unattributed", label, one, other, "equal", "")]
-    shares = _shares(causes, low)
+    # Of a range the end that needs the least explanation: none, where that can be.
+    usual = sum(min(max(0, cause.least), cause.most) for cause in causes)
+    shares = _shares(causes, min(max(usual, low), high))
     parts = [(cause, share) for cause, share in zip(causes, shares, strict=True) if share]
     left = Ends(low - sum(shares), high - sum(shares))
-    meaning, text = _left(left, one, other, alone=alone)
+    meaning, text = _left(left, one, other, alone=alone, context=context)
     if not parts:
         return [row("unattributed", label, one, other, meaning, text)]
     if len(parts) == 1 and left.low == left.high == 0:
@@ -87,10 +97,11 @@ def rest(label: str, one: Ends, other: Ends, causes: Sequence[Cause], *, alone: 
     return rows
 
 
-def _left(left: Ends, one: Ends, other: Ends, *, alone: bool) -> tuple[Meaning, str]:
+def _left(left: Ends, one: Ends, other: Ends, *, alone: bool, context: bool) -> tuple[Meaning, str]:
     if left.low <= 0 <= left.high:
-        if one.known and other.known and one.high > one.low and not alone:
-            return "context", f"in the range of what a driver holds, {mib(one.low)} to {mib(one.high)}"
+        if context:
+            held = one if one.high > one.low else other
+            return "context", f"in the range of what a driver holds, {mib(held.low)} to {mib(held.high)}"
         return "range", "the figures are ranges, which meet"
     if alone:
         return "unknown", "one of the two has the total alone, so that it cannot be said in which bucket"

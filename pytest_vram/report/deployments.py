@@ -19,6 +19,8 @@ from pytest_vram.report.predictions import EstimateDocument
 from pytest_vram.report.records import BackendRecord, RunReport, TestRecord
 
 HOST = "host"
+#: Among the versions of a run; what a card's driver holds itself depends on it.
+_DRIVER = "nvidia-driver"
 Kind = Literal["run", "log", "boot", "estimate"]
 _ALL: tuple[Bucket, ...] = tuple(bucket for bucket in BUCKETS if bucket != "unattributed")
 #: Facts that say which model it is; of one that differs in none of them only the numbers of its weights may.
@@ -93,9 +95,9 @@ def of_run(report: RunReport, origin: str) -> Side:
     return Side(
         origin=origin,
         kind="run",
-        deployments=tuple(_of_backend(record, cards) for record in best.values()),
+        deployments=tuple(_of_backend(record, cards, report.run.versions.get(_DRIVER)) for record in best.values()),
         tests={test.nodeid: test for test in report.tests},
-        versions=dict(report.run.versions),
+        versions={name: version for name, version in report.run.versions.items() if name != _DRIVER},
         run=report.run.id,
         started=report.run.started,
     )
@@ -110,10 +112,12 @@ def _highest(record: BackendRecord) -> int:
     return sum(figure.upper for figure in record.ledger.measured.values())
 
 
-def _of_backend(record: BackendRecord, cards: Mapping[str, str]) -> Deployment:
+def _of_backend(record: BackendRecord, cards: Mapping[str, str], driver: str | None) -> Deployment:
     options = record.spec.get("options")
     given = in_force.of_options(options if isinstance(options, dict) else {})
     said = in_force.of_facts(record.engine, record.facts)
+    if driver is not None:
+        said[_DRIVER] = driver
     labels = {**record.ledger.devices, **record.ledger.total()}
     return Deployment(
         name=record.name,
