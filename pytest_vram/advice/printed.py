@@ -229,12 +229,11 @@ def _together(log: _Log, advice: list[Advice]) -> Iterator[Advice]:
         least, most = left.get(one.bucket, (1.0, 1.0))
         if one.setting == log.words["layers"].setting:  # with each layer goes its share of what is left of the cache
             least, most = min((low for low, _ in left.values()), default=1.0), 1.0
-        after = Saving(bytes=math.floor(saves.bytes * least), at_most=math.ceil(saves.upper * most))
+        smallest, largest = math.floor(saves.bytes * least), math.ceil(saves.upper * most)
+        after = Saving(bytes=smallest, at_most=largest if saves.at_most is not None or largest > smallest + 1 else None)
         if whole:
             left[one.bucket] = least * (1 - saves.upper / whole), most * (1 - saves.bytes / whole)
         low, high = low + after.bytes, high + after.upper
-        if after.bytes == after.upper or (least, most) == (1.0, 1.0):
-            after = saves
         yield msgspec.structs.replace(one, saves_bytes_after=after, enough_after=log.enough(low, high))
 
 

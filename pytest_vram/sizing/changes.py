@@ -269,8 +269,9 @@ def shares(shape: ModelShape, options: LlamaOptions, device: str, fits: Fits) ->
     def enough(number: int) -> bool:
         return fits(shape, msgspec.structs.replace(options, tensor_split=moved(number)))
 
-    number = smallest(1, counts[place] - 1, enough)
-    if number is None:  # the others would be too small then
+    # One by one: with too many moved, the others are too small.
+    number = next((count for count in range(1, counts[place]) if holds(functools.partial(enough, count))), None)
+    if number is None:
         return None
     before, after = (",".join(f"{share:g}" for share in one) for one in (options.tensor_split or counts, moved(number)))
     return change("tensor-split", before, after, tensor_split=moved(number))
