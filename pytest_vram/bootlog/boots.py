@@ -15,7 +15,8 @@ from pytest_vram.bootlog.lines import split
 class Boots:
     """Feeds a grammar, and a fresh one where a process of the engine begins after a boot.
 
-    :ivar words: as :attr:`pytest_vram.bootlog.grammar.Grammar.words`. :ivar count: boots so far.
+    :ivar words: as :attr:`pytest_vram.bootlog.grammar.Grammar.words`, and ``noise`` as there.
+    :ivar count: boots so far.
     :raises BadInput: for a pattern that cannot be used.
     """
 
@@ -27,6 +28,7 @@ class Boots:
         self._prefixed: bool | None = None
         self.count = 1
         self.words = self._grammar.words
+        self.noise: re.Pattern[str] | None = getattr(self._grammar, "noise", None)
         if self.words is not None and self._start is not None:
             known = self.words.pattern
             self.words = re.compile("|".join([known, *map(re.escape, self._start.words)]), self.words.flags)
@@ -54,6 +56,8 @@ class Boots:
             return False
         if self._prefixed and line.prefix is None:
             return False  # somebody's text in a message of several lines
+        if line.process is not None and line.process.isdigit():
+            return False  # the child of a router, beside others
         boot = self._grammar.boot()
         return boot.failure is not None or len(boot.phases) > 1
 

@@ -17,6 +17,9 @@ class Grammar(Protocol):
         reader of long logs leaves the other lines out, and tells their number to :meth:`skip`. An alternation of plain
         phrases (``a phrase|another``) is looked for several times faster than any other pattern; the fewer lines hold
         one, the better.
+
+    A grammar may also have ``noise``: a pattern of the beginnings of lines of which there are very many, and which
+    :meth:`feed` ignores whatever else they hold (ASCII, nothing captured). Runs of them are passed over at once.
     """
 
     words: re.Pattern[str] | None

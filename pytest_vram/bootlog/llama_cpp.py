@@ -16,7 +16,7 @@ from pytest_vram.bootlog.boot import Boot, Failure, Phase, PhaseSpan
 from pytest_vram.bootlog.devices import HOST, Labels
 from pytest_vram.bootlog.grammar import with_ends
 from pytest_vram.bootlog.lines import split
-from pytest_vram.bootlog.llama_lines import WORDS
+from pytest_vram.bootlog.llama_lines import NOISE, WORDS
 from pytest_vram.bootlog.llama_loads import of_table
 from pytest_vram.bootlog.llama_process import Process
 from pytest_vram.ledger import Entry
@@ -33,6 +33,7 @@ class LlamaCpp:
     """Reads one log of llama.cpp, line by line; of a router's children, that which began to load last counts."""
 
     words: re.Pattern[str] | None = WORDS
+    noise: re.Pattern[str] | None = NOISE
 
     def __init__(self, engine: str, patterns: Mapping[str, str]) -> None:
         self._line = 0
@@ -46,7 +47,7 @@ class LlamaCpp:
     def feed(self, raw: str) -> Phase | None:
         """Take the next line; the phase that it begins, or ``None``."""
         self._line += 1
-        if WORDS.search(raw) is None:
+        if WORDS.search(raw) is None or NOISE.match(raw):
             return None
         line = split(raw)
         if line.process == "kernel":

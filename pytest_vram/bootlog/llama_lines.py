@@ -22,10 +22,31 @@ _PARTS = (
     *("build", "KoboldCpp", "g model", "meta data", "model tensors", "ffload", "_context", "ving ...", "ve took"),
     *("warming up", "model loaded", "p://", "_slots: a", "_slots] a", "ping state", "g up before", "m endpoint"),
     *("Model OK", "Service Ready", "fitting params", "_alloc ", "ft model", "MTP", "CLIP", "Uvicorn", "generate: "),
-    # requests
-    *("g task", "prompt done", "prompt processing", "mage ", "mage:", "h_size", "stop processing"),
+    # requests; not what is said of each token, as `processing task, id = 7` and `n_ctx = 4096` are
+    *(
+        "| processing",
+        "t is processing",
+        "prompt done",
+        "prompt processing",
+        "mage ",
+        "mage:",
+        "h_size",
+        "stop processing",
+    ),
     # facts
-    *("_ctx", "_layer", "_batch", "_ubatch", "_seq_max", "_swa", "_expert", "_slots = ", "_threads", "_copies"),
+    *(
+        "_ctx_",
+        "_ctx  ",
+        "_layer",
+        "_batch  ",
+        "_ubatch",
+        "_seq_max",
+        "_swa",
+        "_expert",
+        "_slots = ",
+        "_threads",
+        "_copies",
+    ),
     *("_attn", "_unified", "_mode", "flash_attn", "Flash", "file type", "ftype", "file size", "model params"),
     *("general.name", "h  ", "graph splits", "h copies", "prompt cache", "verbosity", "mmap", "mla", "pipeline"),
     *("KV cache", "k cache", "v cache", "found ", "buffer", "|   -", "xt size", "Device ", "verridden", "fused"),
@@ -49,6 +70,13 @@ def _grouped(parts: Iterable[str]) -> str:
 
 #: Found in every line from which something may be learnt.
 WORDS: re.Pattern[str] = re.compile(_grouped(_PARTS), re.ASCII)
+
+#: What a server at full verbosity says of each token, and of each part of a reply.
+NOISE: re.Pattern[str] = re.compile(
+    r"\d{1,9}\.\d\d\.\d{3}\.\d{3} D (?:que|res|set_|adapters_|slot +(?:handle_last_|process_toke)"
+    r"|srv +(?:decode: n_batch|update_slots: posting|operator\(\): http: streamed))",
+    re.ASCII,
+)
 
 #: Lines of a server about requests that carry what users wrote.
 _BODY = re.compile(

@@ -178,7 +178,7 @@ class Process:
             return text.startswith("slot ")
         if "slots are idle" in text or "stop processing" in text:
             self._request, self._image = None, False
-        elif "processing task" in text or "new prompt" in text:
+        elif "| processing" in text or "t is processing" in text or "new prompt" in text:
             self._request, self._image = "prefill", False
         elif "prompt done" in text or "prompt processing done" in text:
             self._request = "decode"
@@ -276,6 +276,7 @@ class Process:
             load.projector, self._projector = self._projector, []
             self.creating = {}
         self.pending = {}
+        self.table = Breakdown()  # one before the load was a trial's
         self._between = False
         if self._expect_draft == "model":
             self._expect_draft = None

@@ -168,7 +168,8 @@ def _json(match: re.Match[str]) -> Taken | None:
         if '"MESSAGE"' in line:
             entry = msgspec.json.decode(line, type=_Journal)
             micros = entry.at if entry.at.isascii() and entry.at.isdigit() and len(entry.at) < 18 else ""
-            return Taken(int(micros) / 1e6 if micros else None, WHOLE if micros else -1, None, entry.pid, entry.message)
+            process = None if entry.pid is None else f"pid {entry.pid}"
+            return Taken(int(micros) / 1e6 if micros else None, WHOLE if micros else -1, None, process, entry.message)
         carried = msgspec.json.decode(line, type=_Docker)
     except (msgspec.MsgspecError, UnicodeError):  # not one of these, torn, or with half of a surrogate pair
         return None

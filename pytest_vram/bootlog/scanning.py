@@ -24,6 +24,7 @@ class Takes(Protocol):
     """What lines are handed to: a grammar."""
 
     words: re.Pattern[str] | None
+    noise: re.Pattern[str] | None
 
     def skip(self, lines: int) -> None: ...
 
@@ -36,6 +37,8 @@ def hand_over(blocks: Iterable[bytes], reader: Takes) -> None:
     :param blocks: of whole lines, as UTF-8 (what is not UTF-8 is replaced).
     """
     find = None if reader.words is None else _finder(reader.words)
+    if find is not None and reader.noise is not None:
+        find = _without_noise(find, reader.noise)
     first = True
     for block in blocks:
         if find is None:
@@ -75,6 +78,22 @@ def _feed_some(block: bytes, starts: list[int], reader: Takes) -> None:
     left = block.count(b"\n", at) + (at < len(block) and not block.endswith(b"\n"))
     if left:
         reader.skip(left)
+
+
+def _without_noise(find: Callable[[bytes], list[int]], noise: re.Pattern[str]) -> Callable[[bytes], list[int]]:
+    """The same search, in what lies between the lines of noise: runs of these are passed over as a whole."""
+    runs = re.compile(rb"(?:^(?:" + noise.pattern.encode("ascii") + rb")[^\n]*\n)++", re.MULTILINE)
+
+    def between(block: bytes) -> list[int]:
+        starts: list[int] = []
+        at = 0
+        for run in runs.finditer(block):
+            if run.start() > at:
+                starts += [at + start for start in find(block[at : run.start()])]
+            at = run.end()
+        return starts + [at + start for start in find(block[at:])]
+
+    return between
 
 
 def _with_phrases(block: bytes, phrases: tuple[bytes, ...]) -> list[int]:

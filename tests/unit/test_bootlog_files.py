@@ -210,8 +210,8 @@ def test_follower_sees_the_next_boot() -> None:
 class Recorded:
     """Takes lines, and keeps them."""
 
-    def __init__(self, words: re.Pattern[str] | None) -> None:
-        self.words = words
+    def __init__(self, words: re.Pattern[str] | None, noise: re.Pattern[str] | None = None) -> None:
+        self.words, self.noise = words, noise
         self.lines: list[tuple[int, str]] = []
         self.count = 0
 
@@ -238,14 +238,25 @@ LINES = st.lists(st.text(st.sampled_from("abcxy.|é() \r\0buffer size"), max_siz
 
 
 @settings(max_examples=200, deadline=None)
-@given(lines=LINES, words=st.sampled_from(PATTERNS), cut=st.integers(1, 40), end=st.booleans())
-def test_lines_that_are_fed(lines: list[str], words: re.Pattern[str] | None, cut: int, end: bool) -> None:
-    """Each line with a word is fed, once, in order and under its number, however the blocks fall; so is the first."""
+@given(
+    lines=LINES,
+    words=st.sampled_from(PATTERNS),
+    noise=st.sampled_from([None, re.compile("a|[xy]b", re.ASCII)]),
+    cut=st.integers(1, 40),
+    end=st.booleans(),
+)
+def test_lines_that_are_fed(
+    lines: list[str], words: re.Pattern[str] | None, noise: re.Pattern[str] | None, cut: int, end: bool
+) -> None:
+    """Each line with a word is fed, once, in order and under its number, however the blocks fall, and so is the first;
+    noise is left out."""
     text = "\n".join(lines) + "\n" * end
-    taken, every = Recorded(words), Recorded(None)
+    taken, every = Recorded(words, noise), Recorded(None)
     hand_over(in_blocks(text.encode(), cut), taken)
     hand_over(in_blocks(text.encode(), cut), every)
     wanted = [(n, line) for n, line in every.lines if n == 1 or words is None or words.search(line)]
+    if words is not None and noise is not None:
+        wanted = [(n, line) for n, line in wanted if n == 1 or not noise.match(line)]
     assert [row for row in taken.lines if row in wanted] == wanted
     assert all(row in every.lines for row in taken.lines)
     assert taken.count == every.count

@@ -75,7 +75,7 @@ def test_each_prefix(prefix: str) -> None:
     [
         ('{"log":"%s\\n","stream":"stderr","time":"2026-01-02T03:04:05.5Z"}', at(2026, 1, 2, 3, 4, 5, micros=500_000), None),
         ('{"log":"%s","stream":"stdout"}', None, None),
-        ('{"MESSAGE":"%s","__REALTIME_TIMESTAMP":"1700000000250000","_PID":"12"}', 1_700_000_000.25, "12"),
+        ('{"MESSAGE":"%s","__REALTIME_TIMESTAMP":"1700000000250000","_PID":"12"}', 1_700_000_000.25, "pid 12"),
         ('Mar 17 21:06:59 DEBUG GRPC stderr id="m-127.0.0.1:36785" line="%s"', at(2026, 3, 17, 21, 6, 59), None),
     ],
 )  # fmt: skip
