@@ -35,7 +35,7 @@ PHRASES = (
     *("exceed allowed memory", "Invalid buffer size", "paging file", "Requested ", "Device limit", "according to CUDA"),
     *("Currently allocated", "ddress already in use", "one usage of each socket", "Segmentation fault", "Bus error"),
     *("Fatal Python", "access fault by GPU", "core dumped", "startup complete", "shutdown complete", "Shutting down"),
-    "Uvicorn running",
+    *("Uvicorn running", "Invalid fraction", "emory utilization", "gpu_memory_utilization", "--mem-fraction"),
     *host_killer.NEEDLES,
 )
 #: Beginnings of lines of source in a traceback, which hold the words of an error that may not have happened.
@@ -55,6 +55,12 @@ _DIED = re.compile(
 _OF_BOOT = ("load_error", "bad_option", "port_taken", "precheck")
 _PORT = re.compile(
     r"\[Errno (?:98|48|10048)\].*|[Aa]ddress already in use.*|only one usage of each socket address.*", re.ASCII
+)
+#: ``torch.cuda.set_per_process_memory_fraction`` and the engines' own options for the share of a card.
+_SHARE = re.compile(
+    r"Invalid fraction value: .*|GPU memory utilization must be less than 1\.0\..*|--mem-fraction-static must be .*"
+    r"|gpu_memory_utilization.{0,40}(?:should be (?:less|greater) than|must be in).*",
+    re.ASCII,
 )
 _NCCL = re.compile(r"\bNCCL error\b.*|\bncclUnhandledCudaError\b.*|\bncclSystemError\b.*|\bncclInternalError\b.*")
 
@@ -104,10 +110,12 @@ class PythonServer:
     frames: ClassVar[Mapping[str, tuple[Phase, Bucket | None]]]
     callers: ClassVar[Mapping[str, tuple[Phase, Bucket | None]]]
     words: re.Pattern[str] | None = None
+    noise: re.Pattern[str] | None = None
 
     def __init__(self, engine: str, patterns: Mapping[str, str]) -> None:
         self._line = 0
         self._axis = Axis()
+        self._last_time: float | None = None
         self._spans: list[PhaseSpan] = []
         self._ranks = Ranks()
         self._facts: dict[str, Any] = {}
@@ -132,6 +140,8 @@ class PythonServer:
         """Take the next line; the phase that it begins, or ``None``."""
         self._line += 1
         line = split(raw)
+        if (time := self._axis.time(line)) is not None and (self.words is None or self.words.search(raw)):
+            self._last_time = time  # not of lines that may be left out
         before = self._spans[-1].name if self._spans else None
         if before is None:
             self._begin("start", line)
@@ -156,9 +166,12 @@ class PythonServer:
         return self._spans[-1].name if self._spans else "start"
 
     def _begin(self, phase: Phase, line: Line) -> None:
+        if self._spans and self._spans[-1].name == phase:
+            return
         time = self._axis.time(line)
-        if not self._spans or self._spans[-1].name != phase:
-            self._spans.append(PhaseSpan(name=phase, line=self._line, start=time))
+        # Lines of the web server in the same process have no time: theirs is that of the line before.
+        start = self._last_time if time is None and self._spans else time
+        self._spans.append(PhaseSpan(name=phase, line=self._line, start=start))
 
     def _advance(self, phase: Phase, line: Line) -> None:
         """Begin a phase of the boot; a slower process that says the same later does not go back to it."""
@@ -249,6 +262,9 @@ class PythonServer:
                 return
         if match := _PORT.search(text):
             self._fail(self._failure_of("port_taken", match[0]), rank)
+        elif match := _SHARE.search(text):
+            note = "the share of the card is none: one that was computed for several processes may come out below zero"
+            self._fail(self._failure_of("bad_option", match[0], note=note), rank)
         elif match := _NCCL.search(text):
             note = "the processes of the cards could not talk to each other; memory may be the reason, or not"
             self._fail(self._failure_of("crash", match[0], certainty="likely", note=note), rank)
@@ -382,7 +398,7 @@ class PythonServer:
         if failure.kind not in ("out_of_memory", "kv_planning", "precheck"):
             return failure
         rank = self._failed_rank
-        if rank == MAIN and self._failed_index is not None:
+        if rank in (MAIN, MAIN._replace(dp=0)) and self._failed_index is not None:
             return msgspec.structs.replace(failure, device=f"gpu{self._failed_index}")
         above = rank._replace(dp=None) == MAIN
         if above and (self._ranks.world > 1 or (failure.kind != "precheck" and not self._ranks.told(rank))):

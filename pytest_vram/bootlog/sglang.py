@@ -210,8 +210,7 @@ class Sglang(PythonServer):
         text = line.text
         card = self._card(rank)
         card.loads = max(card.loads, 1)
-        self._advance("weights", line)
-        self._advance("kv", line)
+        self._advance("weights" if self._phase == "start" else "kv", line)
         usage = lines.USAGE.search(text)
         figure = None if usage is None else gibibytes(usage[1], "Load weight")
         if card.draft:

@@ -24,6 +24,7 @@ from pytest_vram.bootlog.lines import Line, shown
 from pytest_vram.bootlog.python_server import Figure, PythonServer, difference, gibibytes, negative
 from pytest_vram.bootlog.ranks import Rank
 from pytest_vram.ledger import Bucket, Entry
+from pytest_vram.units import mib
 
 NO_EVIDENCE = "no sizes are in this log: vLLM prints them at level INFO, which is the default (VLLM_LOGGING_LEVEL=INFO)"
 _COUNTS = ("context", "tensor_parallel", "pipeline_parallel", "data_parallel", "block_size", "slots")
@@ -32,6 +33,8 @@ _SIZES = {"tensor_parallel": "tp", "pipeline_parallel": "pp", "data_parallel": "
 _LOADED = {"weights", "consumed"}
 #: And those that the peak of activations is in.
 _ACTIVE = {"activation", "torch peak"}
+#: Memory in use while asleep may differ by this from one time to another.
+_GROWN = 64 << 20
 _BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -51,6 +54,8 @@ class Vllm(PythonServer):
         self._concurrency: dict[Rank, str] = {}
         self._generation = ""
         self._override: tuple[int, int] | None = None
+        #: freed and in use at the last sleep, in use at the first one, and how many there were
+        self._sleeps: dict[Rank, tuple[int, int, int, int]] = {}
         self._planned_graphs_counted = True
         self._graphs_done = False
         self._repeated = False
@@ -246,11 +251,10 @@ class Vllm(PythonServer):
 
     def _asleep(self, rank: Rank, match: re.Match[str]) -> None:
         freed, left = gibibytes(match[1], ""), gibibytes(match[2], "")
-        label = self._ranks.label(rank)
         if freed is not None and left is not None:
-            self._facts.setdefault("sleep_freed_bytes", {})[label] = freed.bytes
-            # What is in use on the whole card, other processes with it.
-            self._facts.setdefault("sleep_in_use_bytes", {})[label] = left.bytes
+            self._ranks.used(rank)
+            first, times = self._sleeps[rank][2:] if rank in self._sleeps else (left.bytes, 0)
+            self._sleeps[rank] = (freed.bytes, left.bytes, first, times + 1)
 
     # ------------------------------------------------------------ the cache
 
@@ -288,6 +292,7 @@ class Vllm(PythonServer):
                 self._advance("kv", line)
                 self._facts["blocks"] = int(match[2])
                 if match[3] is not None:
+                    self._generation = self._generation or "V0"
                     self._facts["cpu_blocks"] = int(match[3])
         elif "num_gpu_blocks_override" in text and (match := lines.OVERRIDE.search(text)):
             self._override = (int(match[1]), int(match[2]))
@@ -337,6 +342,7 @@ class Vllm(PythonServer):
 
     def _too_little(self, match: re.Match[str], text: str) -> Failure:
         context, needed, available = match.groups()
+        self._generation = self._generation or "V1"
         self._facts["context"] = int(context)
         note = None
         if estimate := lines.ESTIMATE.search(text):
@@ -431,6 +437,12 @@ class Vllm(PythonServer):
             )
         elif self._repeated:
             found.append("Ray prints lines that many workers share once: figures of some cards are not in this log")
+        for rank, (_, last, first, times) in self._sleeps.items():
+            if last - first > _GROWN:
+                found.append(
+                    f"asleep, {self._ranks.label(rank)} had {mib(first)} in use at the first of {times} times and"
+                    f" {mib(last)} at the last; that is the whole card, other processes with it"
+                )
         if any("consumed" in sizes and "weights" not in sizes for sizes in self._sizes.values()):
             found.append("the weights of some cards are one figure with what is allocated outside of torch")
         if self._ready and not any(_ACTIVE.intersection(sizes) for sizes in self._sizes.values()):
@@ -443,6 +455,11 @@ class Vllm(PythonServer):
     def _all_facts(self) -> dict[str, Any]:
         facts = super()._all_facts()
         facts.update(self._capacity(facts))
+        if self._sleeps:
+            label = self._ranks.label
+            facts["sleep_freed_bytes"] = {label(rank): sizes[0] for rank, sizes in self._sleeps.items()}
+            # What was in use on the whole card, other processes with it.
+            facts["sleep_in_use_bytes"] = {label(rank): sizes[1] for rank, sizes in self._sleeps.items()}
         return facts
 
     def _capacity(self, facts: dict[str, Any]) -> dict[str, Any]:
