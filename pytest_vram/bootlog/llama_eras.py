@@ -67,12 +67,15 @@ class Sums:
     def __init__(self, device: str = "VRAM") -> None:
         self._found: dict[str, Figure] = {}
         self._halves: set[str] = set()
+        self._of_old_loader = False
         self._device = device
 
     def read(self, text: str) -> None:
         """Take a line."""
         if match := _HALF.search(text):
             self._halves.add(match[1])
+        if "load_internal: mem required" in text:
+            self._of_old_loader = True
         for name, pattern in _RULES:
             found = pattern.search(text)
             size = None if found is None else mebi(found[1], found[2])
@@ -119,7 +122,7 @@ class Sums:
         required = self._found.get("required")
         if required is not None:
             # until August the sum has the scratch of the host in it, which cannot be told from the weights
-            mixed = "per_state" in self._found and not self._found.keys() & {"weights", "compute"}
+            mixed = self._of_old_loader and "compute" not in self._found
             bucket: Bucket = "other" if mixed else "weights"
             what = "weights and scratch" if mixed else "weights"
             parts.append(Part(bucket, HOST, required, f"mem required: {what} on the host"))

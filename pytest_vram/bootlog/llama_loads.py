@@ -112,7 +112,7 @@ class Load:
             return [
                 Entry(
                     bucket="draft" if self.draft else part.bucket,
-                    device=HOST if part.device == HOST else labels.of(part.device),
+                    device=labels.of("CPU" if part.device == HOST else part.device),
                     bytes=part.figure.bytes,
                     source="engine-log",
                     detail=part.detail,

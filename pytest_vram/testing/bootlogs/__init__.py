@@ -33,7 +33,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Writer = Callable[[Random], Written]
-_MODULES: tuple[str, ...] = ("vllm", "sglang", "ollama", "transformers")
+_MODULES: tuple[str, ...] = ("llama", "vllm", "sglang", "ollama", "transformers")
 
 
 def writers() -> dict[str, Writer]:
