@@ -54,7 +54,7 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
         raise BadInput("standard input can be one of the two sides: name a file for the other one")
     tolerances: tuple[tolerance.Tolerance, ...] = ()
     if options.fail_on is not None:
-        tolerances = tolerance.parse(options.fail_on, BUCKETS, origin="--fail-on")
+        tolerances = tolerance.parse(options.fail_on, ("host", *BUCKETS), origin="--fail-on")
     before, after = (_chosen(side(where), options.backend) for where in (options.before, options.after))
     for one, other in ((before, after), (after, before)):
         if len(one.deployments) > 1 and other.kind != "run":

@@ -1,7 +1,8 @@
 """Two ledgers beside each other: what differs, by how much, and what the difference means.
 
 Nothing is explained away: each rule has a bound, and what lies beyond it is ``unknown``. The differences of a device
-add up to the difference of its totals exactly.
+add up to the difference of its totals exactly (a driver's context of which two estimates know the same range is one
+number, and no difference).
 """
 
 from pytest_vram.differences.comparing import between, ends_of, grown

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from pytest_vram.differences.records import Change, Difference, Meaning
 from pytest_vram.differences.sides import HOST, Ends
 from pytest_vram.ledger import Bucket
@@ -37,6 +39,10 @@ def difference(
     context: int | None,
     slots: int,
 ) -> Difference:
+    if bucket == "context" and one == other and one.high > one.low and not any(bucket in c.buckets for c in changes):
+        # No rule tells it, and it is one and the same number on both sides.
+        same = row(bucket, label, one, other, "equal", "the same range on both sides")
+        return msgspec.structs.replace(same, least=0, most=0)
     meaning, text = _meaning(bucket, label, one, other, digits, serving, changes, context, slots)
     return row(bucket, label, one, other, meaning, text)
 

@@ -48,7 +48,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     :ivar before: bytes in the first ledger (a prediction, or an earlier run), ``None`` where it has none; with
         ``before_at_most`` its upper end where it is a range. :ivar after: the same in the second one. Both are ``None``
         in the parts of ``unattributed``, where there are several.
-    :ivar least: difference in bytes, second minus first, at least, and ``most`` at most: equal where both are points.
+    :ivar least: difference in bytes, second minus first, at least, and ``most`` at most: equal where both are points,
+        and 0 for a driver's context of which both sides know the same range only.
     :ivar meaning: why; ``unknown`` where no rule explains it. :ivar text: the meaning as a sentence.
     """
 

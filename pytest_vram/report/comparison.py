@@ -30,7 +30,7 @@ class SideRecord(msgspec.Struct, frozen=True, kw_only=True):
 class Total(msgspec.Struct, frozen=True, kw_only=True):
     """All buckets of one device: bytes, at least and (where it is a range) at most.
 
-    :ivar least: difference, second minus first, at least, and ``most`` at most.
+    :ivar least: difference, second minus first, at least, and ``most`` at most: the sum over the buckets.
     :ivar basis: what the totals are: ``measured``, ``printed`` by the engine, or ``predicted``.
     """
 
@@ -160,32 +160,34 @@ def _pair(first: Deployment, second: Deployment) -> Pair:
     changes = changed(first, second)
     cells = (second.settings.get("ctx-size"), second.settings.get("parallel"))
     context, slots = (value if isinstance(value, int) else None for value in cells)
+    differences = between(
+        first.ledger,
+        second.ledger,
+        causes=second.causes,
+        causes_before=first.causes,
+        changes=changes,
+        context=context,
+        slots=slots or 1,
+    )
     return Pair(
         name=second.name or first.name,
         engine_before=first.engine,
         engine_after=second.engine,
-        totals=_totals(first, second),
-        differences=list(
-            between(
-                first.ledger,
-                second.ledger,
-                causes=second.causes,
-                causes_before=first.causes,
-                changes=changes,
-                context=context,
-                slots=slots or 1,
-            )
-        ),
+        totals=_totals(first, second, differences),
+        differences=list(differences),
         changes=list(changes),
     )
 
 
-def _totals(first: Deployment, second: Deployment) -> list[Total]:
+def _totals(first: Deployment, second: Deployment, differences: Sequence[Difference]) -> list[Total]:
     one, other = ends_of(first.ledger), ends_of(second.ledger)
-    labels = sorted({**one, **other}, key=lambda label: (label == HOST, len(label), label))
-    return [
-        _total(label, one.get(label), other.get(label), first.basis(label), second.basis(label)) for label in labels
-    ]
+    found = []
+    for label in sorted({**one, **other}, key=lambda label: (label == HOST, len(label), label)):
+        made = _total(label, one.get(label), other.get(label), first.basis(label), second.basis(label))
+        mine = [row for row in differences if row.device == label]
+        least, most = sum(row.least for row in mine), sum(row.most for row in mine)
+        found.append(msgspec.structs.replace(made, least=least, most=most))
+    return found
 
 
 def _total(
@@ -244,11 +246,14 @@ def _judged(tolerance: Tolerance, pair: Pair, first: Deployment, second: Deploym
     """One tolerance over the devices of one deployment."""
     found = []
     name = pair.name or "deployment"
-    if tolerance.what == PEAK:
-        for total in pair.totals:
+    if tolerance.what in (PEAK, HOST):
+        for total in _cards(pair.totals) if tolerance.what == PEAK else pair.totals:
+            if tolerance.what == HOST and total.device != HOST:
+                continue
             doubts = [_lower_bound(side, None) or side.missed.get(total.device, "") for side in (first, second)]
-            one = _open(total.before, total.before_at_most, doubts[0])
-            other = _open(total.after, total.after_at_most, doubts[1])
+            shared = _shared(pair, total.device)
+            one = _open(total.before, total.before_at_most, doubts[0], shared)
+            other = _open(total.after, total.after_at_most, doubts[1], shared)
             unlike = _unlike(total.basis_before, total.basis_after, total.device)
             found.append(_held(tolerance, f"{name} {total.device}", one, other, doubts[0] or doubts[1], unlike))
         return found
@@ -278,11 +283,22 @@ def _bucket(
     return _open(low, high, doubt)
 
 
-def _open(low: int | None, high: int | None, doubt: str) -> Ends | None:
+def _cards(totals: Sequence[Total]) -> Sequence[Total]:
+    """Totals of cards; of the host where there is no card, for which it stands."""
+    return [total for total in totals if total.device != HOST] or totals
+
+
+def _shared(pair: Pair, label: str) -> int:
+    """Width of a range of which both sides know no more than that it is the same number."""
+    rows = [row for row in pair.differences if (row.bucket, row.device) == ("context", label) and row.least == row.most]
+    return sum((row.before_at_most or 0) - (row.before or 0) for row in rows if row.before_at_most is not None)
+
+
+def _open(low: int | None, high: int | None, doubt: str, shared: int = 0) -> Ends | None:
     """The ends of a figure; with a doubt its upper one is not known."""
     if low is None:
         return None
-    return low, None if doubt else low if high is None else high
+    return low, None if doubt else low if high is None else high - shared
 
 
 def _unlike(before: Basis | None, after: Basis | None, device: str) -> str:
@@ -303,7 +319,8 @@ def _judged_tests(tolerance: Tolerance, tests: Sequence[TestPair], before: Side,
     found = []
     for test in tests:
         one, other = before.tests[test.nodeid].peak, after.tests[test.nodeid].peak
-        for label in dict.fromkeys([*one, *other]):
+        labels = list(dict.fromkeys([*one, *other]))
+        for label in [label for label in labels if label != HOST] or labels:
             (first, doubt), (second, other_doubt) = _seen(one.get(label), "before"), _seen(other.get(label), "after")
             found.append(_held(tolerance, f"{test.nodeid} {label}", first, second, doubt or other_doubt, ""))
     return found

@@ -1,0 +1,221 @@
+"""`vram compare` as users meet it: what can be compared, exit codes, sentences, the document."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pytest_vram.cli import main
+from pytest_vram.report import RunReport, encode, schemas
+from pytest_vram.units import MIB
+from tests.unit import sizing_models
+from tests.unit.compare_kit import attempt_at, backend, card, reading, run_of
+
+Cli = Callable[..., tuple[int, str, str]]
+LOG = """0.00.100.000 I llama_model_loader: - kv   0:                       general.architecture str              = llama
+0.00.200.000 I load_tensors: offloaded 33/33 layers to GPU
+0.00.300.000 I load_tensors:        CUDA0 model buffer size =  4000.00 MiB
+0.00.400.000 I llama_context: n_ctx         = {context}
+0.00.500.000 I llama_kv_cache:      CUDA0 KV buffer size =   {kv:.2f} MiB
+0.00.600.000 I sched_reserve:      CUDA0 compute buffer size =   300.00 MiB
+0.00.700.000 I main: server is listening on http://127.0.0.1:8080
+"""
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+    """Run the command in an empty project: exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(["compare", *arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def saved(path: Path, report: RunReport) -> str:
+    """A report in a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encode(report))
+    return str(path)
+
+
+def document(cli: Cli, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """The JSON document, checked against its published schema."""
+    code, out, _ = cli(*arguments, "--json")
+    found = json.loads(out)
+    jsonschema.Draft202012Validator(schemas()["compare.json"]).validate(found)
+    return code, found
+
+
+def test_two_reports_are_compared(cli: Cli, tmp_path: Path) -> None:
+    """By file, by folder and by the id of a run of this project."""
+    run = tmp_path / ".vram" / "runs" / "20260101T000000Z-abcdef"
+    saved(run / "report.json", run_of(backend(), tests=(attempt_at("t", reading(100), "passed"),)))
+    (run / "run.json").write_text("{}")
+    after = saved(tmp_path / "b.json", run_of(backend(kv=1024 * MIB, context=8192)))
+    for before in (str(run / "report.json"), str(run), run.name):
+        code, out, err = cli(before, after)
+        assert (code, err) == (0, "")
+        assert "kv" in out
+        assert "ctx-size 4,096 → 8,192" in out
+        code, found = document(cli, before, after)
+        assert code == 0
+        assert found["verdict"] is None
+        assert found["only_before"] == ["t"]
+
+
+@pytest.mark.parametrize(("kv", "code"), [(512, 0), (600, 1)])
+def test_logs_are_judged_by_what_was_printed(cli: Cli, tmp_path: Path, kv: int, code: int) -> None:
+    """Two logs have totals of one kind."""
+    for name, size in (("a.log", 512), ("b.log", kv)):
+        (tmp_path / name).write_text(LOG.format(context=4096, kv=size))
+    assert cli("a.log", "b.log", "--fail-on", "peak:1%,kv:1%")[0] == code
+
+
+def test_a_log_beside_a_run_is_not_judged_by_its_total(cli: Cli, tmp_path: Path) -> None:
+    """It has no driver's context: that cannot be told, while a bucket can."""
+    (tmp_path / "a.log").write_text(LOG.format(context=4096, kv=512))
+    after = saved(tmp_path / "b.json", run_of(backend()))
+    assert cli("a.log", after, "--fail-on", "peak:5%")[0] == 3
+    assert cli("a.log", after, "--fail-on", "kv")[0] == 0
+
+
+def test_estimates_are_compared_with_each_other_and_with_a_log(
+    cli: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of standard input, too; settings that decide a bucket are named."""
+    model = str(sizing_models.dense_8b(tmp_path / "m.gguf"))
+    for name, context in (("a.json", "4096"), ("b.json", "8192")):
+        assert main(["estimate", model, "-c", context, "-np", "1", "--device", "CUDA0", "--json"]) == 0
+        (tmp_path / name).write_text(capsys.readouterr().out)
+    code, found = document(cli, "a.json", "b.json", "--fail-on", "peak:5%")
+    assert code == 1
+    rows = {(row["bucket"], row["device"]): row for row in found["deployments"][0]["differences"]}
+    assert rows["kv", "gpu0"]["least"] == rows["kv", "gpu0"]["most"] == 512 * MIB
+    assert rows["kv", "gpu0"]["meaning"] == "setting"
+    assert rows["weights", "gpu0"]["meaning"] == rows["context", "gpu0"]["meaning"] == "equal"
+    (tmp_path / "c.log").write_text(LOG.format(context=4096, kv=512))
+    code, found = document(cli, "a.json", "c.log")
+    kinds = {row["bucket"]: row["meaning"] for row in found["deployments"][0]["differences"] if row["device"] == "gpu0"}
+    assert kinds["kv"] == "equal"
+    assert kinds["context"] == "context"
+    assert kinds["weights"] == "unknown"
+
+
+def test_one_side_may_be_standard_input(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document or a log."""
+    before = saved(tmp_path / "a.json", run_of(backend()))
+    for data in (Path(before).read_bytes(), LOG.format(context=4096, kv=512).encode()):
+        stream = io.TextIOWrapper(io.BufferedReader(io.BytesIO(data)))  # type: ignore[arg-type]
+        monkeypatch.setattr(sys, "stdin", stream)
+        code, out, err = cli(before, "-")
+        assert (code, err) == (0, "")
+        assert "standard input" in out
+
+
+def test_one_of_several_backends_is_named(cli: Cli, tmp_path: Path) -> None:
+    """A log is of one deployment."""
+    run = saved(tmp_path / "a.json", run_of(backend(), backend(name="embedder")))
+    (tmp_path / "a.log").write_text(LOG.format(context=4096, kv=512))
+    code, _, err = cli(run, "a.log")
+    assert code == 2
+    assert "--backend" in err
+    assert cli(run, "a.log", "--backend", "embedder")[0] == 0
+    code, _, err = cli(run, "a.log", "--backend", "other")
+    assert (code, "agent, embedder" in err) == (2, True)
+
+
+def test_other_models_and_devices_are_not_judged(cli: Cli, tmp_path: Path) -> None:
+    """They are shown, and loudly; with --fail-on that is bad use."""
+    before = saved(tmp_path / "a.json", run_of(backend()))
+    for name, report in (
+        ("model", run_of(backend(facts={"layers": 36}))),
+        ("card", run_of(backend(), devices=(card("NVIDIA GeForce RTX 4060"),))),
+    ):
+        after = saved(tmp_path / f"{name}.json", report)
+        code, out, _ = cli(before, after)
+        assert (code, "NOT ALIKE" in out) == (0, True)
+        code, out, err = cli(before, after, "--fail-on", "peak")
+        assert (code, out) == (2, "")
+        assert "other models or devices" in err
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (None, "neither a file nor a run"),
+        (b"", "empty"),
+        (b"\x7fELF\x02\x01\x01" + bytes(5000), "not a text"),
+        (b"{", "no document"),
+        (b'{"format": "pytest-vram/plan/1"}', "pytest-vram/estimate/1"),
+        (b'{"format": "pytest-vram/report/1"}', "run report"),
+        (b'{"format": "pytest-vram/report/1", "run": {"id": 5}}', "run report"),
+        (b'{"format": "pytest-vram/estimate/1", "engine": []}', "damaged, or of another version"),
+        (b'{"a": 1}', "without a format"),
+        (b"[" * 100_000, ""),
+        (b'{"format": ' + b"[" * 100_000, ""),
+        (b"12:00:00 backup finished, 3 files\n" * 20, ""),
+        (b"0.00.100.000 I llama_model_loader: loaded meta data\n", "no memory lines"),
+    ],
+    ids=["missing", "empty", "binary", "cut", "plan", "no fields", "wrong type", "estimate", "no format", "deep", "deep document", "other program", "no memory"],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_one_sentence(cli: Cli, tmp_path: Path, content: bytes | None, part: str) -> None:
+    """Exit code 2, nothing on standard output, on either side."""
+    good = saved(tmp_path / "good.json", run_of(backend()))
+    if content is not None:
+        (tmp_path / "bad").write_bytes(content)
+    for sides in (("bad", good), (good, "bad")):
+        code, out, err = cli(*sides)
+        assert (code, out) == (2, ""), err
+        assert part in err
+        assert err.startswith("vram compare: ")
+        assert err.count("\n") == 1
+
+
+def test_folders_that_are_no_runs_are_refused(cli: Cli, tmp_path: Path) -> None:
+    """Any folder, and that of a run without a report."""
+    good = saved(tmp_path / "good.json", run_of(backend()))
+    run = tmp_path / ".vram" / "runs" / "20260101T000000Z-abcdef"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    for name in (str(tmp_path), run.name):
+        code, _, err = cli(good, name)
+        assert (code, "report.json" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-", "-"),
+        ("a",),
+        ("a", "b", "c"),
+        ("a", "b", "--fail-on", "peak:3g"),
+        ("a", "b", "--fail-on"),
+        ("a", "b", "--nothing"),
+    ],
+)
+def test_bad_arguments_are_bad_use(cli: Cli, arguments: tuple[str, ...]) -> None:
+    """One sentence, before anything is read."""
+    code, out, err = cli(*arguments)
+    assert (code, out) == (2, "")
+    assert err
+
+
+def test_runs_without_backends_compare_their_tests(cli: Cli, tmp_path: Path) -> None:
+    """What a test held itself needs no engine; a log has no tests."""
+    before = saved(tmp_path / "a.json", run_of(tests=(attempt_at("t", reading(100 * MIB), "passed"),)))
+    after = saved(tmp_path / "b.json", run_of(tests=(attempt_at("t", reading(200 * MIB), "passed"),)))
+    code, out, _ = cli(before, after, "--fail-on", "peak:5%")
+    assert (code, "+100.00" in out) == (1, True)
+    (tmp_path / "a.log").write_text(LOG.format(context=4096, kv=512))
+    assert cli(before, "a.log")[0] == 2
