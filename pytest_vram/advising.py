@@ -23,6 +23,7 @@ from pytest_vram.report.records import BackendRecord, TestRecord
 from pytest_vram.spec import BackendSpec
 
 if TYPE_CHECKING:
+    from pytest_vram.bootlog.boot import Failure
     from pytest_vram.ledger import Ledger
     from pytest_vram.predicting import Sized
     from pytest_vram.run import Attempt, Run
@@ -203,8 +204,20 @@ def _of_boot(run: Run, error: BootFailed) -> Told:
             shape = sized.shape
     except VramError as problem:
         reason = str(problem).splitlines()[0]
-    made = advice.of_boot(boot, shape=shape, options=options)
+    free = _free(run, boot.failure)
+    made = advice.of_boot(boot, shape=shape, options=options, free=free)
     return Told(advice=made, reason=None if made else reason)
+
+
+def _free(run: Run, failure: Failure) -> dict[str, int]:
+    """Label → bytes that were free before the boot: by the log, but no more than programs can have of the device at
+    all, which the engine may not know."""
+    found: dict[str, int] = {}
+    for device in run.measurable:
+        size = device.usable if isinstance(device.usable, Reading) else device.capacity
+        if isinstance(size, Reading) and device.label == failure.device:
+            found[device.label] = size.bytes if failure.free is None else min(size.bytes, failure.free)
+    return found
 
 
 def _log(run: Run, message: str) -> Path | None:

@@ -256,6 +256,7 @@ def _one(
         saves_by_bucket={name: size for name, size in rows.items() if size},
         enough=enough(start, alone, goal),
         enough_after=None if after is None else enough(start, after, goal),
+        source="estimate",
         cost=turn.cost,
         flag=flag,
         proof=turn.proof,

@@ -42,6 +42,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     after: str
     effect: Literal["saves", "nothing"]
     why: str
+    source: Literal["estimate", "engine-log", "rule"]
     device: str | None = None
     bucket: str | None = None
     saves_bytes: Saving | None = None
@@ -50,7 +51,6 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     takes: dict[str, int] = {}
     enough: bool | None = None
     enough_after: bool | None = None
-    source: Literal["estimate", "engine-log", "rule"] = "estimate"
     cost: str = ""
     flag: str = ""
     proof: str = ""

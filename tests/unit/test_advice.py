@@ -270,7 +270,7 @@ def test_first_sufficient_leaves_out_what_did_not_join() -> None:
 
     def one(setting: str, after: int | None, **more: Any) -> Advice:
         saves = None if after is None else Saving(bytes=after)
-        return Advice(setting=setting, before="", after="", effect="saves", why="", saves_bytes_after=saves, **more)
+        return Advice(setting=setting, before="", after="", effect="saves", why="", source="rule", saves_bytes_after=saves, **more)
 
     rows = [one("a", 5), one("b", None), one("c", 0), one("d", 7, enough_after=True), one("e", 1, enough=False)]
     assert [row.setting for row in first_sufficient(rows)] == ["a", "d"]

@@ -271,8 +271,11 @@ def test_advice_in_words() -> None:
     one = Advice(
         setting="ctx-size", before="8192", after="4096", effect="saves", why="half of the cache", device="gpu0",
         saves_bytes=Saving(bytes=64 * MIB), enough=True, flag="--ctx-size 4096", cost="shorter texts", proof="n_ctx = 4096",
+        source="estimate",
     )  # fmt: skip
-    none = Advice(setting="n-cpu-moe", before="0", after="2", effect="nothing", why="its first layers are dense")
+    none = Advice(
+        setting="n-cpu-moe", before="0", after="2", effect="nothing", why="its first layers are dense", source="rule"
+    )
     told = lines(boot_of(), advice=[one, none])
     assert "first: --ctx-size 4096 (enough alone)" in told
     assert "1. ctx-size 8192 → 4096, saves 64.00 MiB, enough alone" in told
