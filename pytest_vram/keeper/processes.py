@@ -167,6 +167,10 @@ def _signal(pid: int, number: signal.Signals) -> None:
         pass
 
 
+#: What shells, and programs that start others, exit with after SIGKILL ended what they ran.
+_KILLED_CHILD = 128 + signal.SIGKILL
+
+
 def exit_words(code: int | None, *, mark: int | None = None, kernel_kills: int = 0) -> str:
     """How a process ended, for a person, after "it": "exited with code 1", "was killed by SIGSEGV …".
 
@@ -175,6 +179,12 @@ def exit_words(code: int | None, *, mark: int | None = None, kernel_kills: int =
     """
     if code is None:
         return "ended"
+    if code == _KILLED_CHILD:
+        if kernel_kills:
+            return f"exited with code {code}: the kernel ran out of memory and killed what it had started"
+        return (
+            f"exited with code {code}: what it had started was killed, by somebody or by the kernel for lack of memory"
+        )
     if code >= 0:
         return f"exited with code {code}"
     try:

@@ -91,6 +91,9 @@ def test_exit_words_of_a_kill() -> None:
     certain = exit_words(-9, mark=100 << 20, kernel_kills=1)
     assert "the kernel ran out of memory and killed it" in certain
     assert "100.0 MiB" in certain
+    # A shell in between turns the signal into an exit code.
+    assert "somebody or by the kernel" in exit_words(137)
+    assert "the kernel ran out of memory" in exit_words(137, kernel_kills=1)
 
 
 def test_tail(tmp_path: Path) -> None:
