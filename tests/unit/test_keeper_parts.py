@@ -92,7 +92,7 @@ def test_exit_words_of_a_kill() -> None:
     assert "the kernel ran out of memory and killed it" in certain
     assert "100.0 MiB" in certain
     # A shell in between turns the signal into an exit code.
-    assert "somebody or by the kernel" in exit_words(137)
+    assert "somebody, or the kernel for lack of memory" in exit_words(137)
     assert "the kernel ran out of memory" in exit_words(137, kernel_kills=1)
 
 
