@@ -47,6 +47,7 @@ class _Card:
         self.free: dict[str, Figure] = {}
         self.tokens: int | None = None
         self.loads = 0
+        self.loading = False
         self.pools = 0
 
     @property
@@ -76,6 +77,7 @@ class Sglang(PythonServer):
     callers = lines.CALLERS
     reasons = lines.REASONS
     words = lines.WORDS
+    noise = lines.NOISE
 
     def __init__(self, engine: str, patterns: Mapping[str, str]) -> None:
         super().__init__(engine, patterns)
@@ -199,7 +201,8 @@ class Sglang(PythonServer):
 
     def _load_begins(self, line: Line, rank: Rank) -> None:
         card = self._card(rank)
-        card.loads += 1
+        card.loads += not card.loading  # the same line again begins no other model
+        card.loading = True
         self._advance("weights", line)
         if not card.draft:
             free = self._free(card, "begin", line.text)
@@ -209,7 +212,7 @@ class Sglang(PythonServer):
     def _load_ends(self, line: Line, rank: Rank) -> None:
         text = line.text
         card = self._card(rank)
-        card.loads = max(card.loads, 1)
+        card.loads, card.loading = max(card.loads, 1), False
         self._advance("weights" if self._phase == "start" else "kv", line)
         usage = lines.USAGE.search(text)
         figure = None if usage is None else gibibytes(usage[1], "Load weight")
