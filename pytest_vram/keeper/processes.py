@@ -182,9 +182,7 @@ def exit_words(code: int | None, *, mark: int | None = None, kernel_kills: int =
     if code == _KILLED_CHILD:
         if kernel_kills:
             return f"exited with code {code}: the kernel ran out of memory and killed what it had started"
-        return (
-            f"exited with code {code}: what it had started was killed, by somebody or by the kernel for lack of memory"
-        )
+        return f"exited with code {code}: somebody, or the kernel for lack of memory, killed what it had started"
     if code >= 0:
         return f"exited with code {code}"
     try:
