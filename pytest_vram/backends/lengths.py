@@ -34,17 +34,19 @@ def text(words: int, opening: str = "") -> str:
     return " ".join([*([opening] if opening else []), *[WORD] * words])
 
 
-def measured(count: Callable[[int], int]) -> Lengths:
+def measured(count: Callable[[int], int], *, small: bool = False) -> Lengths:
     """Find out what a word and the template cost.
 
     :param count: tokens of the prompt of so many words, as the server counts them.
+    :param small: by prompts of a third of the usual length, for a context of a few hundred tokens.
     :raises ValueError: no number of tokens per word explains the counts.
     """
-    short, longer = count(SHORT), count(LONGER)
-    word, rest = divmod(longer - short, LONGER - SHORT)
+    words = (SHORT // 3, LONGER // 3) if small else (SHORT, LONGER)
+    short, longer = (count(number) for number in words)
+    word, rest = divmod(longer - short, words[1] - words[0])
     if rest or word < 1:
         raise ValueError(
-            f"prompts of {SHORT} and {LONGER} equal words were counted as {short} and {longer} tokens, which no number"
-            " of tokens per word explains: were they cut?"
+            f"prompts of {words[0]} and {words[1]} equal words were counted as {short} and {longer} tokens, which no"
+            " number of tokens per word explains: were they cut?"
         )
-    return Lengths(word=word, template=short - word * SHORT)
+    return Lengths(word=word, template=short - word * words[0])

@@ -49,6 +49,8 @@ _SHARE = 0.4
 #: Seconds that each request may take beyond what its prompt was reckoned to.
 _PATIENCE = 30.0
 _LEAST_SECONDS = 1.0
+#: Tokens of context below which the first prompts are short ones: of some tokenizers a word is five.
+_SMALL = 1024
 _EDGE = 128
 PHASE = "serving"
 
@@ -128,7 +130,7 @@ class Probe:
             return reply.tokens_in
 
         try:
-            self._size = lengths.measured(count)
+            self._size = lengths.measured(count, small=(self._context() or _SMALL) < _SMALL)
         except ValueError as error:  # they were answered, and longer prompts cannot be made to measure
             return msgspec.structs.replace(_served(records), reason=str(error))
         return _served(records)

@@ -29,16 +29,13 @@ def judge_served(growth: Growth) -> Finding | None:
         rows = [("reason", step.reason)]
         if failure is not None:
             rows.append(("the log says", failure.text.strip()))
-            what = ", ".join(
-                part
-                for part in (
-                    f"{mib(failure.bytes)} could not be allocated" if failure.bytes else "",
-                    f"on {failure.device}" if failure.device else "",
-                    f"for {failure.bucket}" if failure.bucket else "",
-                    "" if failure.certainty == "certain" else f"({failure.certainty})",
-                )
-                if part
-            )
+            parts = [
+                f"{mib(failure.bytes)} could not be allocated" if failure.bytes else "",
+                f"on {failure.device}" if failure.device else "",
+                f"for {failure.bucket}" if failure.bucket else "",
+                "" if failure.certainty == "certain" else f"({failure.certainty})",
+            ]
+            what = " ".join(part for part in parts if part)
             rows.append(("failure", f"{failure.kind}{f': {what}' if what else ''}"))
         peaks = [f"{label} {amount(peak)}" for label, peak in step.peak.items() if isinstance(peak, Reading)]
         if peaks:
@@ -47,7 +44,7 @@ def judge_served(growth: Growth) -> Finding | None:
             check=CHECK,
             verdict="failed" if step.outcome == "out_of_memory" else "error",
             section="serving",
-            text=block(f"Step {step.name!r} {_WORDS[step.outcome]}: the boot alone does not prove it.", rows),
+            text=block(f"Step {step.name!r} {_WORDS[step.outcome]}, though the server had booted.", rows),
             device=failure.device if failure is not None else None,
         )
     late = [step for step in growth.steps if step.outcome == "no_time"]

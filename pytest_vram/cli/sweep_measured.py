@@ -20,7 +20,7 @@ from pytest_vram.bootlog.boot import Boot
 from pytest_vram.cli import asked as asking
 from pytest_vram.cli import deployment, project
 from pytest_vram.cli.output import BAD_USE, FAILS, HOLDS, Answer, progress
-from pytest_vram.errors import BackendError, BadInput, KeeperError, KeeperLost
+from pytest_vram.errors import BackendError, BadInput, BootFailed, KeeperError, KeeperLost
 from pytest_vram.keeper.messages import Closed, Finish
 from pytest_vram.needs import Plan
 from pytest_vram.predicting import options_of
@@ -331,7 +331,7 @@ def _one(made: Run, spec: BackendSpec, value: Value, name: str, seconds: float) 
     try:
         try:
             changed = msgspec.structs.replace(spec, options={**spec.options, **value.settings})
-            backend = made.pool.acquire(changed)
+            backend = _acquired(made, changed)
         except BackendError as error:
             return _not_booted(made, blank, spec, error, before)
         left = max(_PROBE, seconds - (time.monotonic() - began))
@@ -345,6 +345,20 @@ def _one(made: Run, spec: BackendSpec, value: Value, name: str, seconds: float) 
             with contextlib.suppress(BackendError, KeeperError):
                 backend.stop()
         made.leave(attempt)
+
+
+def _acquired(made: Run, spec: BackendSpec) -> RunningBackend:
+    """A server of this spec; one that crashed before its log said why is asked once more.
+
+    Some builds of llama.cpp crash on an allocation that failed, and now and then the line about it is lost with them.
+    """
+    try:
+        return made.pool.acquire(spec)
+    except BootFailed:
+        log = _newest_log(Path(made.identity.folder), spec.name)
+        if log is None or bootlog.read_own(log, engine=spec.engine).failure is not None:
+            raise
+        return made.pool.acquire(spec)
 
 
 def _point(blank: MeasuredPoint, backend: RunningBackend, growth: Growth, closed: Closed) -> MeasuredPoint:

@@ -20,8 +20,8 @@ _NARROWEST = 30
 _NONE = "-"
 _WORDS = {"context each": "each has its own context", "context in all": "they share one context"}
 _HEAD = ("KV: predicted", "printed", "all: predicted", "printed", "at ready", "boot peak", "serving", "stayed")
-#: Twice the memory, give or take.
-_DOUBLE = 1.9
+#: So many times the memory, give or take a tenth.
+_AS_MANY = 0.9
 
 
 def measured_lines(document: SweepDocument) -> list[str]:
@@ -172,7 +172,7 @@ def _over_slots(way: str, points: Sequence[PointRecord], label: str) -> list[str
         if point is one or not base or peak is None:
             continue
         times = peak / base
-        double = f"{'about' if times >= _DOUBLE else 'not'} {point.value} times"
+        double = f"{'about' if times >= _AS_MANY * int(point.value) else 'not'} {point.value} times"
         lines += _wrapped(
             f"{label}: {point.value} slots ({way}) peak at {times:.3g} times what one takes"
             f" ({mib(peak)}, and {mib(base)}): {double}."
@@ -181,10 +181,14 @@ def _over_slots(way: str, points: Sequence[PointRecord], label: str) -> list[str
         each = _each_further(peaks)
         if each is not None:
             share = each / base
+            meaning = "less than one, and not nothing"
+            if share > _AS_MANY:
+                meaning = "as much as a server of its own"
+            elif share < 1 - _AS_MANY:
+                meaning = "its slot was paid for at boot"
             lines += _wrapped(
                 f"{label}: with {point.value} slots booted, each further request at once takes {mib(round(each))}"
-                f" ({share:.1%} of the peak of one): {'as much as' if share > 0.9 else 'its slot was paid for at boot'}"
-                f"{' a server of its own' if share > 0.9 else ''}."
+                f" ({share:.1%} of the peak of one): {meaning}."
             )
     return lines
 
