@@ -6,6 +6,7 @@ Made where somebody reads them only: at a test that failed, and in a report that
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,8 +17,10 @@ from pytest_vram.predicting import Predictions
 from pytest_vram.readings import Unmeasurable
 from pytest_vram.report import rests
 from pytest_vram.report.records import BackendRecord, TestRecord
-from pytest_vram.sizing.prediction import Estimate
 from pytest_vram.spec import BackendSpec
+
+if TYPE_CHECKING:
+    from pytest_vram.sizing.prediction import Estimate
 
 
 def of_backend(backend: BackendRecord, predictions: Predictions) -> Beside:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 from pytest_vram.checks.breakdown import difference
-from pytest_vram.differences import MEANINGS, Change, Difference
+from pytest_vram.differences import MEANINGS, Change, Difference, grown
 from pytest_vram.report.comparison import CompareDocument, Judged, Pair, SideRecord, TestPair, Total, loud
 from pytest_vram.text import printable
 from pytest_vram.units import MIB, mib
@@ -59,6 +59,12 @@ def _pair(pair: Pair) -> list[str]:
     for total in pair.totals:
         mine = [one for one in pair.differences if one.device == total.device]
         lines += _table(total, mine)
+    most = grown(pair.differences)
+    if most is not None:
+        where = "what is beside the buffers" if most.bucket == "unattributed" else most.bucket
+        lines += _wrapped(
+            f"grew most: {where} on {most.device}, by {mib(most.least)} ({most.meaning}: {most.text})", indent=""
+        )
     if any(one.meaning not in ("equal", "rounding") for one in pair.differences):
         lines.append("what the differences mean")
         for one in pair.differences:
