@@ -23,9 +23,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pytest_vram.errors import EngineRefused
-from pytest_vram.testing import software_gpu
 from tests.rehearsal import advice_trials as trials
-from tests.rehearsal.sizing_boots import first_engine
+from tests.rehearsal.sizing_boots import Gpus, first_engine
 
 MIB = 1 << 20
 
@@ -81,8 +80,8 @@ def main() -> int:
     executable = first_engine()
     wrong = 0
     rows = []
-    with tempfile.TemporaryDirectory() as folder, software_gpu(2) as gpus:
-        bench = trials.Bench(executable, Path(folder), [gpu.endpoint for gpu in gpus])
+    with tempfile.TemporaryDirectory() as folder, Gpus(2) as gpus:
+        bench = trials.Bench(executable, Path(folder), gpus)
         for kind in given.kind or trials.KINDS:
             row, bad = measure(kind, given.deployments, given.seed, bench)
             rows.append(row)

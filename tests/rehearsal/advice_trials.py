@@ -16,6 +16,7 @@ from pytest_vram.advice import Advice, advise, of_boot
 from pytest_vram.advice.goal import of_limits
 from pytest_vram.advice.records import first_sufficient
 from pytest_vram.backends import dry_run, flags
+from pytest_vram.errors import BackendError, EngineRefused
 from pytest_vram.sizing import engine_options, eras, estimating, llama_cpp, llama_options
 from pytest_vram.sizing.changes import requantised
 from pytest_vram.sizing.options import Era, LlamaOptions
@@ -27,7 +28,7 @@ from pytest_vram.testing.real_shapes import real
 from pytest_vram.testing.recipes import Recipe, Types
 from pytest_vram.testing.sparse import write_sparse
 from tests.rehearsal import sizing_boots
-from tests.rehearsal.sizing_boots import Draw
+from tests.rehearsal.sizing_boots import Draw, Gpus
 
 MIB = 1 << 20
 #: What a predicted saving of weights and KV cache may be off: the larger of both.
@@ -172,10 +173,15 @@ def draw(kind: str, numbers: random.Random) -> Case:
 class Bench:
     """One engine and its devices, and a folder for models."""
 
-    def __init__(self, executable: Path, folder: Path, endpoints: Sequence[str]) -> None:
-        self.executable, self.folder, self.endpoints = executable, folder, list(endpoints)
+    def __init__(self, executable: Path, folder: Path, gpus: Gpus) -> None:
+        self.executable, self.folder, self._gpus = executable, folder, gpus
         self.era: Era = eras.era_of(None, flags.help_of(executable).long_names())[0]
         self.runs = 0
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Endpoints of its devices, all of which are alive."""
+        return self._gpus.endpoints()
 
     def tried(self, case: Case, *, every: bool) -> Outcome:
         """Ask for advice and follow it.
@@ -264,9 +270,17 @@ class Bench:
     def printed(self, model: Path, case: Case, options: Options) -> dry_run.DryRun:
         """What the engine's dry run prints."""
         self.runs += 1
-        return dry_run.exact(
-            model, options, binary=self.executable, endpoints=self.endpoints[: case.gpus], timeout=120.0
-        )
+        try:
+            return dry_run.exact(
+                model, options, binary=self.executable, endpoints=self.endpoints[: case.gpus], timeout=120.0
+            )
+        except EngineRefused:
+            raise
+        except BackendError as error:
+            # Without a layer on it, nothing of a device is in the table.
+            if "reached no device" not in str(error) or options.get("n-gpu-layers") not in (0, "0"):
+                raise
+            return dry_run.exact(model, options, binary=self.executable, device_none=True, timeout=120.0)
 
 
 def followed(options: Options, flag: str) -> Options:

@@ -15,7 +15,7 @@ from pytest_vram.cli import main
 from pytest_vram.testing import software_gpu
 from tests.conftest import Inner
 from tests.rehearsal import advice_trials as trials
-from tests.rehearsal.sizing_boots import first_engine
+from tests.rehearsal.sizing_boots import Gpus, first_engine
 
 pytestmark = pytest.mark.engine
 
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.engine
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[trials.Bench]:
     """An engine with two software GPUs."""
-    with software_gpu(2) as gpus:
-        yield trials.Bench(first_engine(), tmp_path_factory.mktemp("models"), [gpu.endpoint for gpu in gpus])
+    with Gpus(2) as gpus:
+        yield trials.Bench(first_engine(), tmp_path_factory.mktemp("models"), gpus)
 
 
 @pytest.mark.parametrize("kind", list(trials.KINDS))
