@@ -139,12 +139,14 @@ class PythonServer:
     def feed(self, raw: str) -> Phase | None:
         """Take the next line; the phase that it begins, or ``None``."""
         self._line += 1
+        if self._spans and self.noise is not None and self.noise.match(raw):
+            return None
         line = split(raw)
-        if (time := self._axis.time(line)) is not None and (self.words is None or self.words.search(raw)):
-            self._last_time = time  # not of lines that may be left out
         before = self._spans[-1].name if self._spans else None
         if before is None:
             self._begin("start", line)
+        if (time := self._axis.time(line)) is not None and (self.words is None or self.words.search(raw)):
+            self._last_time = time  # not of lines that may be left out
         if not self._of_requests(line.text):
             rank = self._ranks.of(line.process)
             self._trace(line)
@@ -414,6 +416,10 @@ class PythonServer:
             detail=figure.detail,
             resolution=figure.resolution,
         )
+
+
+#: A request as the web server notes it, at the beginning of a line.
+ACCESS = r"INFO:     [\d.:\[\]a-f]{3,60} - \""
 
 
 def any_of(*phrases: str) -> re.Pattern[str]:

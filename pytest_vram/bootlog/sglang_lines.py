@@ -153,6 +153,13 @@ CALLERS: dict[str, tuple[Phase, Bucket | None]] = {
     "forward_batch_generation": ("ready", "compute"),
 }
 
+#: What the server says of each request and batch.
+NOISE = re.compile(
+    r"(?:\[\d{4}-\d\d-\d\d [\d:]{8}[^\]\n]{0,40}\] )?(?:"
+    + python_server.ACCESS
+    + r"|Prefill batch|Decode batch|Receive: obj=|Finish: obj=)",
+    re.ASCII,
+)
 WORDS = python_server.any_of(
     *("server_args=", "avail mem=", "mem usage=", "KV Cache is", "KV cache allocated", "UnifiedKVPool", "Mamba Cache"),
     *("ring buffers allocated", "host memory", "max_total_num_tokens=", "profiled value", "apture ", "fired up"),

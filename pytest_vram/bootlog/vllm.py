@@ -46,6 +46,7 @@ class Vllm(PythonServer):
     callers = lines.CALLERS
     reasons = lines.REASONS
     words = lines.WORDS
+    noise = lines.NOISE
 
     def __init__(self, engine: str, patterns: Mapping[str, str]) -> None:
         super().__init__(engine, patterns)

@@ -210,6 +210,14 @@ CALLERS: dict[str, tuple[Phase, Bucket | None]] = {
     "execute_model": ("ready", "compute"),
 }
 
+#: What the server says of each request, and every ten seconds.
+NOISE = re.compile(
+    r"(?:\(\w{1,40} pid=\d{1,10}\) )?(?:"
+    + python_server.ACCESS
+    + r"|INFO \d\d-\d\d [\d:]{8} \[?\w{0,20}(?:loggers|metrics|logger)\.py:\d{1,6}\]"
+    r" (?:Engine \d|Avg |Received request|Added request|Generated response))",
+    re.ASCII,
+)
 WORDS = python_server.any_of(
     *("LLM engine", "API server version", "non-default args", "args: Namespace", "max model len", "max_model_len"),
     *("max_num_batched_tokens", "to load model", "checkpoint shards", "eights took", "loading took", "weights take"),
