@@ -26,7 +26,7 @@ def judge_served(growth: Growth) -> Finding | None:
     step = growth.failed
     if step is not None:
         failure = step.failure
-        rows = [("reason", step.reason)]
+        rows: list[tuple[str, str]] = []
         if failure is not None:
             rows.append(("the log says", failure.text.strip()))
             parts = [
@@ -44,7 +44,7 @@ def judge_served(growth: Growth) -> Finding | None:
             check=CHECK,
             verdict="failed" if step.outcome == "out_of_memory" else "error",
             section="serving",
-            text=block(f"Step {step.name!r} {_WORDS[step.outcome]}, though the server had booted.", rows),
+            text=block(f"Step {step.name!r} {_WORDS[step.outcome]} after a good boot: {step.reason}", rows),
             device=failure.device if failure is not None else None,
         )
     late = [step for step in growth.steps if step.outcome == "no_time"]

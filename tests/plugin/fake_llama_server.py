@@ -88,6 +88,13 @@ class Handler(BaseHTTPRequestHandler):
         elif tokens > CONTEXT and fault != "endless":
             self.answer(400, {"error": {"code": 400, "message": f"request ({tokens} tokens) exceeds the context"}})
             return
+        if fault == "chokes" and tokens > 2048:
+            self.answer(500, {"error": {"code": 500, "message": "Compute error."}})
+            return
+        if fault == "swells" and tokens > 2048:
+            block = bytearray(300 << 20)
+            block[::4096] = b"\1" * len(block[::4096])
+            del block
         if fault == "drops" and tokens > 2048:
             tokens -= 1
         with lock:

@@ -80,3 +80,16 @@ def test_broken_deployment_fails(tmp_path: Path, fault: str, module: str, failin
     failed = {name.partition("::")[2] for name, outcome in outcomes.items() if outcome == "failed"}
     assert failed == failing, (outcomes, reasons)
     assert code == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "says"), [("swells", "failed", "peak"), ("chokes", "error", "Compute error")]
+)
+def test_a_boot_within_the_budget_is_not_enough(tmp_path: Path, fault: str, outcome: str, says: str) -> None:
+    """What a long prompt takes breaks the budget though the boot kept to it; a prompt that is refused is an error."""
+    code, outcomes, reasons = check(tmp_path, fault, "test_growth", "test_boot", "--vram-budget=200MiB")
+    growth = "test_growth::test_budget_holds_while_it_serves"
+    assert outcomes.pop(growth) == outcome, reasons
+    assert says in reasons[growth]
+    assert set(outcomes.values()) == {"passed"}, reasons
+    assert code == 1
