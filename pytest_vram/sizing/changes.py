@@ -26,6 +26,8 @@ CACHE_TYPES = ("q8_0", "q4_0")
 STEP = 256
 #: Tokens of a prompt at once, from the largest; below the last the buffers hardly shrink and prompts crawl.
 UBATCHES = (2048, 1024, 512, 256, 128, 64)
+#: What is proposed where none of them is enough.
+FRUGAL_UBATCH = 128
 #: An override that moves nothing: any turns pipeline parallelism off (``llama-context.cpp``).
 NO_TENSOR = ("^$", "CPU")
 
@@ -180,18 +182,23 @@ def flash_attention(options: LlamaOptions) -> Change | None:
 
 
 def ubatch(shape: ModelShape, options: LlamaOptions, fits: Fits) -> Change | None:
-    """The largest ubatch that fits, else the smallest that is tried. An embedding server's batch is its ubatch."""
+    """The largest ubatch that fits, else one that is small and still quick.
+
+    The batch of a server of embeddings is its ubatch.
+    """
     now = min(options.ubatch_size, options.batch_size)
     embeds = options.embeddings or options.reranking or shape.encoder
-    last: Change | None = None
+    other: Change | None = None
     for size in UBATCHES:
         if size >= now:
             continue
         fields = {"ubatch_size": size, **({"batch_size": size} if embeds else {})}
-        last = change("ubatch-size", now, size, **fields)
-        if fits(*last.applied(shape, options)):
-            return last
-    return last
+        tried = change("ubatch-size", now, size, **fields)
+        if fits(*tried.applied(shape, options)):
+            return tried
+        if other is None or size >= FRUGAL_UBATCH:
+            other = tried
+    return other
 
 
 def window_cache(shape: ModelShape, options: LlamaOptions) -> Change | None:
