@@ -42,7 +42,7 @@ _KERNEL = re.compile(
 #: Kernels before 5.0 say it in two lines; this is the second.
 _OLD_KERNEL = re.compile(r"^\s*Killed process (?P<pid>\d{1,10}) \((?P<name>[^()]{1,40})\),? .*\brss:", re.ASCII)
 _CONSTRAINT = re.compile(
-    r"\boom-kill:constraint=CONSTRAINT_(?P<constraint>\w{1,20}),.*\btask=(?P<name>[^,]{1,40}),pid=(?P<pid>\d{1,10})",
+    r"\boom-kill:constraint=CONSTRAINT_(?P<constraint>\w{1,20}),.{0,600}\btask=(?P<name>[^,]{1,40}),pid=(?P<pid>\d{1,10})",
     re.ASCII,
 )
 _HELD = re.compile(r"\b(?:anon|file|shmem)-rss:(\d{1,15})kB", re.ASCII)

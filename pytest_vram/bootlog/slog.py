@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+#: Keys begin after a space and are short, so that a long word costs no more than its length.
 _PAIR = re.compile(
-    r'(?:"(?P<quoted_key>(?:[^"\\]|\\.)*)"|(?P<key>[^\s="]+))=(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>\S*))'
+    r'(?:^|(?<=\s))(?:"(?P<quoted_key>(?:[^"\\]|\\.){1,80})"|(?P<key>[^\s="]{1,80}))'
+    r'=(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>\S*))'
 )
 _ESCAPED = re.compile(r"\\(.)")
 _PLAIN = {"n": "\n", "t": "\t", "r": ""}
