@@ -141,6 +141,7 @@ _SIGNS: dict[str, tuple[str, ...]] = {
         "common_param",
         "common_init",
         "sched_reserve",
+        "memory breakdown [MiB]",
         "system_info: n_threads",
         "main: build = ",
         "ggml_",

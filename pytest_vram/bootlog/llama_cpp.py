@@ -60,7 +60,7 @@ class LlamaCpp:
         phase = process.take(line, self._line)
         if process.loads is not loads or self._current not in self._processes:
             self._current = line.process
-        return phase
+        return phase if self._current == line.process else None
 
     def _process(self, name: str | None) -> Process:
         process = self._processes.get(name)

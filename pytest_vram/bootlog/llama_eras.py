@@ -86,10 +86,12 @@ class Sums:
 
     @property
     def era(self) -> str | None:
-        """``2023-06``, ``2023-11`` or ``None`` where no sum of 2023 was printed."""
+        """``2023-06``, ``2023-09``, ``2023-11``, or ``None`` where no sum of 2023 was printed."""
         total = self._found.get("total")
-        if "per_state" in self._found or (total is not None and total.whole):
+        if self._of_old_loader or (total is not None and total.whole):
             return "2023-06"
+        if "per_state" in self._found:
+            return "2023-09"
         return "2023-11" if self._of_2023 else None
 
     @property
@@ -210,7 +212,10 @@ def device_of_sums(text: str) -> str | None:
 _ERAS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("2026", re.compile(r"\bn_ctx_seq\b|\bsched_reserve:|\bsched copies\b|\bdirect_io = |\bload_mode = ")),
     ("2025", re.compile(r"\bn_ctx_per_seq\b|\bmodel buffer size\b|\bkv_cache_unified|\bcells,.*\bseqs\)")),
-    ("2024", re.compile(r"\bKV (?:self|buffer) size\b|\bcompute buffer size\b|\boutput buffer size\b", re.ASCII)),
+    (
+        "2024",
+        re.compile(r"\b(?:KV self|KV buffer|compute buffer|output buffer) size\b|\bllm_load_tensors: +\S+ buffer size"),
+    ),
 )
 
 

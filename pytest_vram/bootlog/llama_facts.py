@@ -62,7 +62,7 @@ _RULES: tuple[Rule, ...] = (
     ("n_batch ", r"\bn_batch\s+= (\d+)", ("batch",), count),
     ("n_ubatch", r"\bn_ubatch\s+= (\d+)", ("ubatch",), count),
     ("flash_attn ", r"\bflash_attn\s+= (enabled|disabled|0|1)\s*$", ("flash_attention",), _flash),
-    ("lash ", r"\bFlash Attention enabled", ("flash_attention",), lambda: "enabled"),
+    ("lash ", r"\bFlash Attention (?:enabled|was auto, set to enabled)", ("flash_attention",), lambda: "enabled"),
     (
         "lash ",
         r"\bFlash Attention.*(?:set to disabled|not supported)",

@@ -101,16 +101,13 @@ class Process:
         self._line = number
         self._time = self.axis.time(line)
         before = len(self.spans), self._phase
-        if not self.spans:
-            self._begin("start")
         text = with_points(line.text)
         if text.startswith('{"'):
-            own = message(text)
-            if own is None:
-                return None
-            text = own
+            text = message(text) or ""  # anything else is a request's body
         self._read(text, line.level, prefixed=prefixed)
-        return self.spans[-1].name if (len(self.spans), self._phase) != before else None
+        if not self.spans:
+            self._begin("start")
+        return self.spans[-1].name if (len(self.spans), self.spans[-1].name) != before else None
 
     @property
     def _phase(self) -> str:
@@ -281,7 +278,7 @@ class Process:
         if self._expect_draft == "model":
             self._expect_draft = None
         self._reload = False
-        self._clip = self._share_of = None
+        self._clip = None
 
     def _loading(self) -> Load:
         """The load that a line about weights belongs to: a new one where the line that begins it is missing."""
@@ -294,7 +291,7 @@ class Process:
         assert present is not None
         return present
 
-    def _start_context(self) -> None:
+    def _start_context(self, phase: Phase = "kv") -> None:
         if self.load is None or self._between:
             self._start_load(weights=False)  # a log that begins here
         load = self.load
@@ -302,13 +299,14 @@ class Process:
         self._clip = None
         load.start_context(draft=self._expect_draft == "context")
         self._expect_draft = None
-        self._begin("kv")
+        self._begin(phase)
 
-    def _in_context(self) -> Load:
-        """The load whose context a line about caches or compute buffers belongs to."""
+    def _in_context(self, phase: Phase) -> Load:
+        """The load whose context a line about caches or compute buffers belongs to; it is in this phase."""
         load = self.load
         if load is None or self._between or load.context == 0:
-            self._start_context()
+            self._start_context(phase)
+        self._advance(phase)
         present = self.load
         assert present is not None
         return present
@@ -392,23 +390,28 @@ class Process:
         elif (match := CACHE.search(text)) or (match := OLD_CACHE.search(text)):
             self._cache(match, "RS" if "), R (" in text else "KV")
         if llama_eras.is_sum(text):
-            self._loading_sums().read(text)
+            self._sum(text)
 
-    def _loading_sums(self) -> llama_eras.Sums:
-        load = self.load
-        if load is None or self._between:
+    def _sum(self, text: str) -> None:
+        """A sum as builds of 2023 printed them."""
+        if self.load is None or self._between:
             self._start_load()
-        present = self.load
-        assert present is not None
-        return present.sums
+        load = self.load
+        assert load is not None
+        load.sums.read(text)
+        if "self size" in text or "VRAM kv self" in text:
+            self._advance("kv")
+        elif "buffer total size" in text or "VRAM scratch buffer:" in text:
+            self._advance("reserve")
 
     def _of_devices(self, text: str) -> bool:
+        """The line before those that say how much of a split buffer is on which device."""
         if "model buffer size per device" in text:
             self._share_of = "model"
-        elif "KV cache size per device" in text:
+            self._loading().shares["model"] = []
+        elif "KV cache size per device" in text and self.load is not None:
             self._share_of = "KV"
-        if self._share_of is not None and self.load is not None:
-            self.load.shares[self._share_of] = []
+            self.load.shares["KV"] = []
         return self._share_of is not None
 
     def _share(self, match: re.Match[str]) -> None:
@@ -427,16 +430,14 @@ class Process:
         elif kind == "LoRA":
             load = self.load or self._loading()
         else:
-            load = self._in_context()
-            self._advance("reserve" if kind == "compute" else "kv")
+            load = self._in_context("reserve" if kind == "compute" else "kv")
         buffer = buffer_of(match, kind, load, self.labels)
         if buffer is not None:
             load.add(buffer)
 
     def _cache(self, match: re.Match[str], kind: str) -> None:
         figure = mebi(match["number"], match["unit"])
-        load = self._in_context()
-        self._advance("kv")
+        load = self._in_context("kv")
         if figure is not None and len(load.caches) < 256:
             load.caches.append((load.draft_context, kind, *figure))
 
