@@ -33,6 +33,8 @@ def test_what_was_free_makes_it_certain() -> None:
     )
     assert found.certainty == "certain"
     assert "when they began" in found.text
+    rising = replicas([boot(50_000, free_bytes=80 << 30), boot(97_503, free_bytes=58 << 30)])
+    assert rising.certainty == "unknown"
     other = replicas([boot(97503, free_bytes=50 << 30), boot(53149, free_bytes=58 << 30)])
     assert other.certainty == "unknown"
 

@@ -122,8 +122,9 @@ def test_host_part_of_the_cache_counts_in_decimal_units() -> None:
 
 
 def test_reservation_of_addresses_is_no_memory() -> None:
-    """An upper bound of addresses is not counted; the size that was settled after the graphs is."""
+    """An upper bound of addresses is not counted; the size that was settled after the graphs replaces all before it."""
     found = boot(
+        "KV Cache is allocated. dtype: torch.bfloat16, #tokens: 9000, KV size: 9.00 GB",
         "Full KV Cache VA upper bound. dtype: torch.bfloat16, #tokens: 9000, K size: 90.00 GB, V size: 90.00 GB",
         "Post-capture KV sizing: KV cache allocated. dtype: torch.bfloat16, #tokens: 4000, KV size: 3.50 GB, avail"
         " mem=1.00 GB",
@@ -196,6 +197,8 @@ def test_pool_that_ran_out_is_not_the_card() -> None:
     "line",
     [
         "Receive: obj=GenerateReqInput(text='KV Cache is allocated. #tokens: 9, KV size: 9.00 GB')",
+        "x - Receive: obj=GenerateReqInput(text='KV Cache is allocated. #tokens: 9, KV size: 9.00 GB')",
+        "x - Finish: obj=GenerateReqInput(text='KV Cache is allocated. #tokens: 9, KV size: 9.00 GB')",
         "Decode batch. #running-req: 1, #token: 40, token usage: 0.00, gen throughput (token/s): 4.52",
         "1. set --mem-fraction-static to a smaller value (e.g., 0.8 or 0.7)",
         "KV cache pool is full. Retract requests. #retracted_reqs: 3",

@@ -181,6 +181,15 @@ def test_precheck(name: str, free: str, total: str, wanted: str, share: float) -
     assert log(name).facts["largest_memory_share"] == share
 
 
+def test_largest_share_is_surely_below_what_was_free() -> None:
+    """Printed figures are rounded: a share that only their upper ends allow is not promised."""
+    found = boot(
+        "ValueError: Free memory on device (3.6/4.0 GiB) on startup is less than desired GPU memory utilization (0.9,"
+        " 3.6 GiB)."
+    )
+    assert found.facts["largest_memory_share"] == 0.89
+
+
 def test_cache_of_one_request_does_not_fit() -> None:
     """What the cache needs and what there is are said to the digit, with a bracket that is closed nowhere."""
     first, second = log("0.8/no-room-for-one-request"), log("0.14/no-room-in-a-stage")
@@ -268,6 +277,7 @@ def test_reasons(line: str, kind: str) -> None:
     [
         "INFO 03-08 16:44:20 m.py:1415] If out-of-memory error occurs during cudagraph capture, consider less.",
         "INFO 03-08 16:44:20 [logger.py:42] Received request c-1: prompt: 'CUDA out of memory. Tried to allocate 3 GiB'",
+        "vllm-1  | INFO 03-08 16:44:20 [logger.py:42] Received request c: 'Available KV cache memory: 3.00 GiB'",
         "INFO 03-08 16:44:20 x.py:1] Added request c-1 Available KV cache memory: 3.00 GiB",
         "WARNING 03-08 16:44:20 [x.py:1] CUDA out of memory. Tried to allocate 2.00 GiB, so a smaller one is taken",
         '    raise ValueError("No available memory for the cache blocks. "',
