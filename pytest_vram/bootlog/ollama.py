@@ -219,8 +219,7 @@ class Ollama:
         failure = load.failure or self._engine_failure(load)
         if failure is not None:
             self._warn(failure.text, f"recovered: {failure.text}")
-        load.failure, load.recovered = None, load.engine.boot().failure
-        load.ready = True
+        load.failure, load.ready = None, True
         self._begin("ready", line)
 
     def _request(self, line: Line, request: str) -> None:

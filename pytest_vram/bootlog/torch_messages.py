@@ -205,7 +205,7 @@ def read_message(text: str) -> TorchMessage | None:
         return None
     text = text[:_LONGEST]
     found = _device(text) or _host(text)
-    return None if found is None else _sane(found)
+    return None if found is None else _judged(found)
 
 
 def with_more(message: TorchMessage, text: str) -> TorchMessage:
@@ -213,7 +213,7 @@ def with_more(message: TorchMessage, text: str) -> TorchMessage:
     if not message.parts:
         return message
     figures = _figures(text[:_LONGEST])
-    return _sane(msgspec.structs.replace(message, **figures)) if figures else message
+    return _judged(msgspec.structs.replace(message, **figures)) if figures else message
 
 
 def _device(text: str) -> TorchMessage | None:
@@ -276,21 +276,17 @@ def _figures(text: str) -> dict[str, int]:
     return found
 
 
-def _sane(message: TorchMessage) -> TorchMessage:
-    """Without figures that no device can have, and with the judgement on what was asked for."""
-    total = message.total
-    if not total:
+def _judged(message: TorchMessage) -> TorchMessage:
+    """With the judgement on what was asked for."""
+    if message.asked is None or not message.total or message.asked <= message.total:
         return message
-    # 2**64 stands for "not known" where the driver does not tell.
-    return msgspec.structs.replace(
-        message,
-        absurd=message.absurd or (message.asked is not None and message.asked > total),
-        in_use=None if message.in_use is not None and message.in_use > 64 * total else message.in_use,
-        allowed=None if message.allowed is not None and message.allowed > 64 * total else message.allowed,
-    )
+    return msgspec.structs.replace(message, absurd=True)
 
 
 def _bytes(number: str, unit: str) -> int | None:
-    """Bytes; every unit is one of 1024, however it is spelled."""
+    """Bytes; every unit is one of 1024, however it is spelled.
+
+    ``None`` for figures that no device has, such as 2**64, which stands for "not known".
+    """
     figure = size(number, "B" if unit == "bytes" else f"{unit[0].upper()}iB")
     return None if figure is None else figure[0]

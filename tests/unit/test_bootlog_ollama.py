@@ -125,6 +125,28 @@ def test_last_sum_counts() -> None:
     assert boot.ledger().buckets()["compute"] == {"gpu0": gib("1.5")}
 
 
+def test_trial_on_other_devices() -> None:
+    """Devices that only a trial placed something on hold nothing."""
+    trial = "".join(
+        own(kind, f'device={device} size="1.0 GiB"')
+        for kind in ("model weights", "kv cache", "compute graph")
+        for device in ("CUDA0", "CUDA1")
+    )
+    final = own("model weights", 'device=CUDA0 size="2.0 GiB"') + own("kv cache", 'device=CUDA0 size="1.5 GiB"')
+    boot = read(trial + own("total memory", 'size="6.0 GiB"') + final)
+    assert boot.ledger().buckets() == {"weights": {"gpu0": 2 * GIB}, "kv": {"gpu0": gib("1.5")}}
+
+
+def test_layout_that_is_being_tried_again() -> None:
+    """A log that ends while another layout is tried has no failure yet."""
+    lines = text("2025-10/layout-recovered").split("\n")
+    refused = next(at for at, line in enumerate(lines) if "failed to allocate CUDA0" in line)
+    failure = read("\n".join(lines[: refused + 1])).failure
+    assert failure is not None
+    assert (failure.kind, failure.bytes) == ("out_of_memory", 1241015296)
+    assert read("\n".join(lines[: refused + 2])).failure is None
+
+
 def test_refused_weights() -> None:
     """The engine's own lines say what was refused; the error that Ollama passes on does not hide them."""
     failure = recorded("2024-12/refused-weights").failure
