@@ -201,6 +201,10 @@ STARTS: dict[str, Start] = {
         ),
     ),
     "vllm": Start(("vLLM API server version",), re.compile("vLLM API server version")),
+    "ollama": Start(
+        ("server config", "Listening on "),
+        re.compile(r"^msg=\"server config\"|\bListening on \S+ \(version ", re.ASCII),
+    ),
     "sglang": Start(("server_args=",), re.compile(r"^server_args=", re.ASCII)),
 }
 STARTS.update(dict.fromkeys(("llama.cpp", "ik_llama", "koboldcpp"), STARTS["llama-server"]))

@@ -71,9 +71,10 @@ def _grouped(parts: Iterable[str]) -> str:
 #: Found in every line from which something may be learnt.
 WORDS: re.Pattern[str] = re.compile(_grouped(_PARTS), re.ASCII)
 
-#: What a server at full verbosity says of each token, and of each part of a reply.
+#: What a server at full verbosity says of each token, and of each part of a reply; a wrapper's prefix may stand before.
 NOISE: re.Pattern[str] = re.compile(
-    r"\d{1,9}\.\d\d\.\d{3}\.\d{3} D (?:que|res|set_|adapters_|slot +(?:handle_last_|process_toke)"
+    r"(?:[^\n]{0,80}?[ \"m])??\d{1,9}\.\d\d\.\d{3}\.\d{3} D "
+    r"(?:que|res|set_|adapters_|slot +(?:handle_last_|process_toke)"
     r"|srv +(?:decode: n_batch|update_slots: posting|operator\(\): http: streamed))",
     re.ASCII,
 )
