@@ -108,6 +108,17 @@ def test_options_that_one_spec_does_not_give_are_listed() -> None:
     assert changes(compared(first, second)) == {"n-cpu-moe": (6, None), "mlock": (True, False)}
 
 
+def test_what_one_log_does_not_say_is_not_known() -> None:
+    """An older build prints fewer settings: that is no difference of settings."""
+    first, second = backend(), backend()
+    fewer = {name: value for name, value in second.facts.items() if name not in ("slots", "cache_type_k", "layers")}
+    second = msgspec.structs.replace(second, facts=fewer)
+    for pair in ((first, second), (second, first)):
+        document = compared(run_of(pair[0]), run_of(pair[1]))
+        assert changes(document) == {}
+        assert not loud(document)
+
+
 def test_a_driver_decides_its_context_only() -> None:
     """It is listed, and explains no cache."""
     first = run_of(backend(), versions={"nvidia-driver": "550.1", "pytest": "8.4"})

@@ -245,3 +245,11 @@ def test_the_largest_growth_leaves_out_what_is_expected() -> None:
 def test_every_meaning_is_said() -> None:
     """A reader of the JSON finds what each word means."""
     assert all(MEANINGS.values())
+
+
+def test_what_was_known_of_the_first_total_is_missing_in_the_second() -> None:
+    """Beside a log, which has no measured total: others held up to 80 MiB before, of which 50 were there."""
+    others = Cause(meaning="foreign", least=0, most=80 * MIB, text="the test's own process")
+    before = measured(BUFFERS, reading(1150 * MIB, source="drm-fdinfo"))
+    found = between(before, Ledger(entries=BUFFERS), causes_before={"gpu0": [others]})
+    assert meanings(found) == {"foreign": -50 * MIB}
