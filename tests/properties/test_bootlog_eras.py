@@ -106,6 +106,18 @@ def test_wrapped(name: str, seed: int, wrapper: str) -> None:
     assert figures(read("\n".join(lines) + "\n")) == figures(read(log.text))
 
 
+@every_era
+@settings(max_examples=4, deadline=None)
+@given(seeds=st.tuples(seeds, seeds))
+def test_last_boot(name: str, seeds: tuple[int, int]) -> None:
+    """Of two boots in one log the last one counts, with nothing of the first."""
+    first, last = (written(name, seed) for seed in seeds)
+    both, alone = read(first.text + last.text), read(last.text)
+    assert both.ledger().buckets() == alone.ledger().buckets()
+    assert both.ready == alone.ready
+    assert (both.failure and both.failure.kind) == (alone.failure and alone.failure.kind)
+
+
 # ---------------------------------------------------------------- damaged
 
 
