@@ -110,7 +110,9 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
         engine offloads one more (the output layer): it says ``layers_offloaded`` of ``layers_offloadable``, and
         ``layers_on_device_real`` is 0 where no buffer of the model is on a device, whatever it says. Other engines
         besides: ``kv_tokens`` (tokens that the whole KV cache holds), ``tensor_parallel``, ``pipeline_parallel``,
-        ``memory_share`` (of the card, 0 to 1), ``max_concurrency``, ``allocated_bytes`` and ``reserved_bytes`` (torch).
+        ``memory_share`` (of the card, 0 to 1), ``max_concurrency``, ``allocated_bytes`` and ``reserved_bytes`` (torch),
+        ``free_bytes`` and ``device_bytes`` (of a card at the start), ``kv_available_bytes`` (below zero where nothing
+        was left), ``estimated_context`` (what vLLM recommends), ``profiled_tokens`` (SGLang), ``largest_memory_share``.
         Sizes are bytes, times are seconds.
     :ivar clock: what the times of the phases count from: ``start`` (of the process), ``epoch`` (1970, UTC), or
         ``None``: the log has no clock. :ivar boots: boots that the log holds; this is the last one.
