@@ -57,6 +57,14 @@ _SEEING = re.compile(
     r"|loaded image"
 )
 _CURRENT = re.compile(r"\bcurrent device: (\d{1,3})\b", re.ASCII)
+#: What is said of every request, after the boot.
+_NOISE = re.compile(
+    r"\[GIN\]|slot +(?:update_slots|launch_slot_|get_availabl|process_toke|handle_last_|print_timing|release\b)"
+    r"|srv +(?:update_slots|log_server_r|params_from_|get_availabl)"
+    r"|time=\S{10,40} level=DEBUG source=\S{1,80} msg=\"(?:runner with (?:non-)?zero|context for request finished"
+    r"|after processing request|evaluating already loaded|loading cache slot|timer expired|chat request)",
+    re.ASCII,
+)
 _MOST_WARNINGS = 50
 _WORDS = f"msg=|llama runner|{host_killer.WORDS}|current device|image|clip_"
 
@@ -101,6 +109,8 @@ class Ollama:
         None if LlamaCpp.words is None else re.compile(f"{LlamaCpp.words.pattern}|{_WORDS}", LlamaCpp.words.flags)
     )
 
+    noise: re.Pattern[str] | None = _NOISE
+
     def __init__(self, engine: str, patterns: Mapping[str, str]) -> None:
         self._engine = engine
         self._line = 0
@@ -124,6 +134,9 @@ class Ollama:
     def feed(self, raw: str) -> Phase | None:
         """Take the next line; the phase that it begins, or ``None``."""
         self._line += 1
+        if self._spans and _NOISE.match(raw):
+            self._load.engine.skip(1)
+            return None
         line = split(raw)
         before = self._spans[-1].name if self._spans else None
         if before is None:
@@ -131,7 +144,7 @@ class Ollama:
         if line.prefix in ("slog", "go") or line.text.startswith("msg="):
             self._load.engine.skip(1)
             self._own(line)
-        elif line.text.startswith("[GIN]"):
+        elif _NOISE.match(line.text):  # behind a wrapper's prefix
             self._load.engine.skip(1)
         else:
             self._carried(raw, line)
