@@ -358,3 +358,11 @@ def test_a_device_that_the_options_do_not_have(tmp_path: Path) -> None:
     advice = of_boot(log, shape=shape, options={"device": "none"})
     assert advice
     assert {one.source for one in advice} <= {"engine-log", "rule"}
+
+
+@pytest.mark.parametrize(("more", "fits"), [(0, True), (1, False)])
+def test_enough_to_the_byte(more: int, fits: bool) -> None:
+    """A saving of exactly what is missing is enough, one byte less is not."""
+    free = (1024 + 600 - 480) * MIB - more
+    log = boot(entry("kv", 1024), failure=failed("compute", 600, free=free, phase="reserve"), **CACHE)
+    assert saving(of_boot(log))["cache-type-k, cache-type-v"].enough is fits
