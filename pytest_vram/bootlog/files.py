@@ -32,6 +32,7 @@ _SNIFF = 1 << 18
 _BOMS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 #: Characters that no log has many of; colours of a terminal begin with an escape.
 _NO_TEXT = re.compile("[\\x00-\\x06\\x0e-\\x1a\\x1c-\\x1f\\x7f\ufffd]")
+_ASCII = bytes(range(1, 128))
 _PACKED = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -209,6 +210,8 @@ def encoding_of(head: bytes) -> str:
         if head.startswith(mark):
             return name
     even, odd = head[0::2], head[1::2]
-    if len(odd) > 8 and not even.count(0) and odd.count(0) > len(odd) * 9 // 10:
-        return "utf-16-le"  # without a mark, as a part of such a file has none
+    if len(odd) > 8 and odd.count(0) > len(odd) * 9 // 10 and not even.count(0):
+        foreign = len(even.translate(None, _ASCII))
+        if foreign < len(even) // 10:
+            return "utf-16-le"  # without a mark, as a part of such a file has none
     return "utf-8"

@@ -99,6 +99,7 @@ def test_packed_log_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (b"PK\x03\x04abc", "is packed by zip"),
         (b"\x7fELF\x02\x01\x01" + b"\0" * 400, "is not a text"),
         (b"\0" * 4096, "is not a text"),
+        (b"\0\xff" * 5000, "is not a text"),
         (os.urandom(4096), "is not a text"),
         (b"", "is empty"),
         (b"\r\n \t\n", "is empty"),
