@@ -72,6 +72,7 @@ def grammar(engine: str, patterns: Mapping[str, str]) -> Grammar:
 _SIGNS: dict[str, tuple[str, ...]] = {
     "ollama": (
         *(f"source={name}.go:" for name in ("routes", "sched", "server", "runner", "ggml", "device", "memory", "gpu")),
+        *(f"source={name}.go:" for name in ("dyn_ext_server", "llama_server", "images", "types", "payload_common")),
         'msg="model weights"',
         'msg="kv cache"',
         'msg="compute graph"',

@@ -1,4 +1,11 @@
-"""Facts in Ollama's own lines: settings of a load, of the server, and what it planned before the load."""
+"""Facts in Ollama's own lines: settings of a load, of the server, and what it planned before the load.
+
+Beside those of llama.cpp: ``layers_requested`` (-1: as many as fit), ``layers_planned``, ``devices_free_bytes`` (in the
+order of the log), ``host_total_bytes``, ``host_free_bytes``, ``reported_total_bytes`` (host and devices together),
+``reported_device_bytes``; of releases until mid-2025 ``projected_device_bytes`` and ``planned_…_bytes`` (sums over all
+devices); of the server ``build``, ``url``, ``keep_alive``, ``overhead_bytes``, and what its environment asks for:
+``context_asked``, ``parallel_asked``, ``cache_type_asked``, ``flash_attention_asked``.
+"""
 
 from __future__ import annotations
 

@@ -53,6 +53,16 @@ def test_pinned_host_memory_is_no_device_memory() -> None:
     assert boot.ledger().total()["gpu0"] == mib("702.19") + mib("48") + mib("164.01")
 
 
+def test_excerpt_of_an_old_log() -> None:
+    """One line of Ollama among llama.cpp's is enough to tell whose log it is, and that the boot was through."""
+    lines = text("2024-02/image-request").split("\n")
+    begin = next(at for at, line in enumerate(lines) if "offloading 6 repeating" in line)
+    end = next(at for at, line in enumerate(lines) if "Starting llama main loop" in line)
+    boot = read("\n".join(lines[begin : end + 1]))
+    assert (boot.engine, boot.ready, boot.failure, boot.evidence) == ("ollama", True, None, "complete")
+    assert boot.ledger().buckets()["kv"] == {"host": 208 * MIB, "gpu0": 48 * MIB}
+
+
 @pytest.mark.parametrize("name", ["2024-02/image-request", "2026-07/out-of-memory-while-serving"])
 def test_image_after_a_clean_boot(name: str) -> None:
     """A boot that went well and an image that then found no room: the failure is the request's."""
