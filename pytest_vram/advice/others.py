@@ -9,15 +9,18 @@ import msgspec
 
 from pytest_vram.advice.deployed import enough, reaches, saving
 from pytest_vram.advice.goal import Goal
-from pytest_vram.advice.records import Advice, joins
+from pytest_vram.advice.records import Advice, Saving, joins
 from pytest_vram.errors import BadInput
 from pytest_vram.sizing import estimating
 from pytest_vram.sizing.changes import largest
 from pytest_vram.sizing.prediction import Estimate
 from pytest_vram.sizing.shape import ModelShape
+from pytest_vram.sizing.verdict import on
 from pytest_vram.units import mib
 
 _WORTH = 100
+#: Shares of a card.
+_SHARES = ("gpu_memory_utilization", "mem_fraction_static")
 
 
 class _Turn(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +143,9 @@ def advise(
     given = {name.lstrip("-").replace("-", "_"): value for name, value in options.items()}
     start = estimating.of_shape(shape, engine=engine, options=given)
     wanted = goal(start) if callable(goal) else goal
+    if engine != "transformers" and wanted.measured:
+        # They take all of their share, so that the upper end of an estimate is what is measured.
+        wanted = msgspec.structs.replace(wanted, measured=False)
     if wanted.bucket is None:
         top = start.largest(wanted.device)
         wanted = msgspec.structs.replace(wanted, bucket=top[0] if top else None)
@@ -169,22 +175,13 @@ def _advice(shape: ModelShape, given: dict[str, Any], start: Estimate, goal: Goa
             one.saves_bytes.upper if one.saves_bytes else 0, one.saves_bytes_after.upper if one.saves_bytes_after else 0
         )
         if most <= 0 or most * _WORTH < goal.missing:
-            unknown = set(start.unknown) & set(turn.buckets)
-            if unknown:  # what it is about is in no estimate: nobody can say what it saves
-                yield msgspec.structs.replace(
-                    one,
-                    saves_bytes=None,
-                    saves_bytes_after=None,
-                    saves_by_bucket={},
-                    enough=None,
-                    enough_after=None,
-                    source="rule",
-                    bucket=turn.buckets[0],
-                    why=f"{', '.join(sorted(unknown))} cannot be known from files",
+            reason = _unknown(turn, start)
+            if reason is None:
+                nothing.append(
+                    _without(one, _idle(turn, goal, most), effect="nothing", enough=False, cost="", proof="")
                 )
             else:
-                why = f"it saves {mib(max(most, 0))} on {goal.device}, where {mib(goal.missing)} are missing"
-                nothing.append(msgspec.structs.replace(one, effect="nothing", why=why, enough=False, cost="", proof=""))
+                yield _without(one, reason, source="rule", bucket=turn.buckets[0])
             continue
         yield one
         if joins(one) and after is not None:
@@ -193,10 +190,48 @@ def _advice(shape: ModelShape, given: dict[str, Any], start: Estimate, goal: Goa
     yield from nothing
 
 
+def _saving(before: Estimate, after: Estimate, device: str) -> Saving:
+    """What a device is spared. An engine that fills its share with cache has the upper end in use, not the lower one,
+    which is what it needs at least."""
+    if before.settings.get("device_memory") is None:
+        return saving(before, after, device)
+    return Saving(bytes=on(before, device) - on(after, device))
+
+
+def _unknown(turn: _Turn, start: Estimate) -> str | None:
+    """Why an estimate cannot say what a setting saves; ``None`` where it can."""
+    if turn.option in _SHARES and start.settings.get("device_memory") is None:
+        return "how much it is depends on the size of the card: give device_memory"
+    unknown = sorted(set(start.unknown) & set(turn.buckets))
+    return f"{', '.join(unknown)} cannot be known from files" if unknown else None
+
+
+def _idle(turn: _Turn, goal: Goal, saves: int) -> str:
+    """Why a setting saves next to nothing."""
+    if saves > 0:
+        return f"it saves {mib(saves)} on {goal.device}, where {mib(goal.missing)} are missing"
+    if turn.option in (*_SHARES, "dtype"):
+        return f"it saves nothing on {goal.device}"
+    return f"it saves nothing on {goal.device}: what it spares is filled with more cache"
+
+
+def _without(one: Advice, why: str, **changes: Any) -> Advice:
+    """The same advice without figures."""
+    return msgspec.structs.replace(
+        one,
+        why=why,
+        saves_bytes=None,
+        saves_bytes_after=None,
+        saves_by_bucket={},
+        **{"enough": None, **changes},
+        enough_after=None,
+    )
+
+
 def _value(
     turn: _Turn, before: object, start: Estimate, goal: Goal, made: Callable[[Mapping[str, Any]], Estimate | None]
 ) -> Any:
-    """The gentlest value that is enough, else the strongest that the engine takes (half of a length)."""
+    """The gentlest value that is enough, else the gentlest that the engine takes (half of a length)."""
 
     def fits(value: Any) -> bool:
         found = made({turn.option: value})
@@ -211,7 +246,7 @@ def _value(
     for value in values:
         if fits(value):
             return value
-    return next((value for value in reversed(values) if made({turn.option: value}) is not None), None)
+    return next((value for value in values if made({turn.option: value}) is not None), None)
 
 
 def _saves(turn: _Turn, value: Any, before: object) -> bool:
@@ -233,6 +268,7 @@ def _one(
     engine: str,
 ) -> Advice:
     device = goal.device
+    filled = start.settings.get("device_memory") is not None
     rows = {
         bucket: start.buckets().get(bucket, {}).get(device, 0) - alone.buckets().get(bucket, {}).get(device, 0)
         for bucket in {**start.buckets(), **alone.buckets()}
@@ -248,12 +284,12 @@ def _one(
         before=str(before),
         after=str(value),
         effect="saves",
-        why=f"{bucket} on {device} shrink" if bucket else "",
+        why=f"{bucket} on {device} shrinks" if bucket else f"{device} holds less",
         device=device,
         bucket=bucket,
-        saves_bytes=saving(start, alone, device),
-        saves_bytes_after=None if after is None else saving(now, after, device),
-        saves_by_bucket={name: size for name, size in rows.items() if size},
+        saves_bytes=_saving(start, alone, device),
+        saves_bytes_after=None if after is None else _saving(now, after, device),
+        saves_by_bucket={} if filled else {name: size for name, size in rows.items() if size},
         enough=enough(start, alone, goal),
         enough_after=None if after is None else enough(start, after, goal),
         source="estimate",

@@ -18,7 +18,7 @@ from pytest_vram.errors import BadInput
 from pytest_vram.settings import parse_budget
 from pytest_vram.sizing import changes, estimating, llama_cpp, llama_options
 from pytest_vram.sizing.prediction import Estimate
-from pytest_vram.sizing.shape import ModelShape
+from pytest_vram.sizing.shape import Layer, ModelShape
 from pytest_vram.sizing.verdict import verdict
 from pytest_vram.testing import attention_recipes, hybrid_recipes, recipes
 from pytest_vram.units import MIB
@@ -270,7 +270,9 @@ def test_first_sufficient_leaves_out_what_did_not_join() -> None:
 
     def one(setting: str, after: int | None, **more: Any) -> Advice:
         saves = None if after is None else Saving(bytes=after)
-        return Advice(setting=setting, before="", after="", effect="saves", why="", source="rule", saves_bytes_after=saves, **more)
+        return Advice(
+            setting=setting, before="", after="", effect="saves", why="", source="rule", saves_bytes_after=saves, **more
+        )
 
     rows = [one("a", 5), one("b", None), one("c", 0), one("d", 7, enough_after=True), one("e", 1, enough=False)]
     assert [row.setting for row in first_sufficient(rows)] == ["a", "d"]
@@ -282,3 +284,45 @@ def test_options_of_another_engine_are_refused(shapes: Shapes) -> None:
     """Checked options of llama-server are no options of vLLM."""
     with pytest.raises(BadInput, match="options of llama-server"):
         advise(shapes("q4"), llama_options.read({}), missing("gpu0", 1), engine="vllm")
+
+
+def hf_model() -> ModelShape:
+    """The caches of Llama-3-8B, without its weights."""
+    layer = Layer(heads=32, kv_heads=8, key_length=128, value_length=128, k_row=1024, v_row=1024)
+    return ModelShape(source="m", format="config", architecture="x", context=131072, layers=(layer,) * 32)
+
+
+def test_a_cache_of_transformers_by_its_kind() -> None:
+    """Every row is one more estimate: a quarter of the sequences saves three quarters."""
+    options = {"max_length": 32768, "batch_size": 4}
+    advice = advise(hf_model(), options, missing("gpu0", 3 << 30), engine="transformers")
+    found = by_setting(advice)
+    assert found["batch_size"].saves_bytes == Saving(bytes=3 * 32768 * 131072)
+    assert found["batch_size"].flag == "batch_size=1"
+    assert found["max_length"].after == str(32768 * 13 // 16)
+    assert found["max_length"].enough
+    assert "dtype" in by_setting(advice, "nothing")
+
+
+def test_vllm_fills_its_share_whatever_a_token_takes() -> None:
+    """On a card of a known size only the share saves device memory; without one nobody can say how much that is."""
+    card = {"max_model_len": 32768, "device_memory": 24 << 30, "gpu_memory_utilization": 0.9}
+    advice = advise(hf_model(), card, missing("gpu0", 1 << 30), engine="vllm")
+    share = by_setting(advice)["gpu-memory-utilization"]
+    assert share.after == "0.85"
+    assert share.saves_bytes is not None
+    assert share.saves_bytes.bytes == pytest.approx(0.05 * (24 << 30), abs=4 * MIB)
+    assert "filled with more cache" in by_setting(advice, "nothing")["kv-cache-dtype"].why
+    unknown = advise(hf_model(), {"max_model_len": 32768}, missing("gpu0", 1 << 30), engine="vllm")
+    share = by_setting(unknown)["gpu-memory-utilization"]
+    assert (share.source, share.saves_bytes) == ("rule", None)
+    assert by_setting(unknown)["kv-cache-dtype"].saves_bytes == Saving(bytes=2 << 30)
+    assert by_setting(unknown)["enforce-eager"].source == "rule"
+
+
+def test_sglang_in_its_own_words() -> None:
+    """The same with its names."""
+    card = {"context_length": 32768, "device_memory": 24 << 30, "mem_fraction_static": 0.9}
+    advice = advise(hf_model(), card, missing("gpu0", 1 << 30), engine="sglang")
+    assert by_setting(advice)["mem-fraction-static"].flag == "--mem-fraction-static 0.85"
+    assert "tp-size" in {one.setting for one in advice}
