@@ -62,6 +62,7 @@ _SHARE = re.compile(
     r"|gpu_memory_utilization.{0,40}(?:should be (?:less|greater) than|must be in).*",
     re.ASCII,
 )
+_ERROR = re.compile(r"(?:\w{1,60}\.){0,8}\w{0,60}(?:Error|Exception): \S", re.ASCII)
 _NCCL = re.compile(r"\bNCCL error\b.*|\bncclUnhandledCudaError\b.*|\bncclSystemError\b.*|\bncclInternalError\b.*")
 
 
@@ -125,6 +126,7 @@ class PythonServer:
         self._failed_rank: Rank | None = None
         self._failed_index: int | None = None
         self._guess = False  # the failure is only that something died
+        self._named = False  # and its text is the error that it died of
         self._message: torch_messages.TorchMessage | None = None
         self._message_ends = 0
         self._tracebacks: dict[str | None, tracebacks.Frames] = {}
@@ -272,6 +274,10 @@ class PythonServer:
             self._fail(self._failure_of("crash", match[0], certainty="likely", note=note), rank)
         elif match := _DIED.search(text):
             self._fail(self._failure_of("crash", match[0]), rank, guess=True)
+        elif self._guess and not self._named and _ERROR.match(text) and self._failure is not None:
+            # What it died of, in Python's words; the kind stays what it is.
+            self._named = True
+            self._failure = msgspec.structs.replace(self._failure, text=shown(text), line=self._line)
 
     def _failure_of(
         self, kind: str, text: str, *, certainty: str = "certain", phase: Phase | None = None, note: str | None = None

@@ -296,8 +296,10 @@ class Vllm(PythonServer):
                     self._generation = self._generation or "V0"
                     self._facts["cpu_blocks"] = int(match[3])
         elif "num_gpu_blocks_override" in text and (match := lines.OVERRIDE.search(text)):
-            self._override = (int(match[1]), int(match[2]))
-            self._facts["blocks"] = int(match[2])
+            # The trial of graphs makes a small cache for itself, of none that was left.
+            if int(match[1]):
+                self._override = (int(match[1]), int(match[2]))
+                self._facts["blocks"] = int(match[2])
         elif "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS" in text:
             # "is enabled" counts what was planned for; "is disabled", and "will be enabled" before 0.21, do not.
             self._planned_graphs_counted = "profiling is enabled" in text

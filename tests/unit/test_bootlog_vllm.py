@@ -136,6 +136,18 @@ def test_blocks_that_were_set_by_hand() -> None:
         "INFO 03-08 16:44:24 [kv_cache_utils.py:1] Overriding num_gpu_blocks=1000 with num_gpu_blocks_override=100",
     )
     assert found.buckets["kv"] == {"gpu0": GIB}
+    assert found.facts["blocks"] == 100
+
+
+def test_small_cache_of_the_trial_of_graphs() -> None:
+    """The trial of graphs takes a few blocks for itself, before anything is planned: these are no setting."""
+    found = boot(
+        "(Worker_TP1 pid=3) INFO 03-08 16:44:23 [kv_cache_utils.py:829] Overriding num_gpu_blocks=0 with"
+        " num_gpu_blocks_override=512",
+        "(Worker_TP0 pid=2) INFO 03-08 16:44:24 [gpu_worker.py:436] Available KV cache memory: 5.11 GiB",
+    )
+    assert found.buckets["kv"] == {"gpu0": gib("5.11")}
+    assert "blocks" not in found.facts
 
 
 def test_block_size_is_derived_or_left_out() -> None:
@@ -243,6 +255,18 @@ def test_killed_by_the_host() -> None:
     ).failure
     assert failure is not None
     assert (failure.kind, failure.phase, failure.certainty) == ("host_oom_killed", "weights", "certain")
+
+
+def test_error_that_nothing_is_known_of() -> None:
+    """A process that died of an error that says nothing here is a crash, and its text is that error."""
+    failure = boot(
+        "(EngineCore pid=1) ERROR 03-08 16:44:24 [core.py:1584] EngineCore failed to start.",
+        "(EngineCore pid=1) ERROR 03-08 16:44:24 [core.py:1584] IndexError: index 1 is out of bounds",
+        "(APIServer pid=2) RuntimeError: Engine core initialization failed. See root cause above.",
+    ).failure
+    assert failure is not None
+    assert (failure.kind, failure.certainty) == ("crash", "unknown")
+    assert failure.text == "IndexError: index 1 is out of bounds"
 
 
 @pytest.mark.parametrize(
