@@ -211,9 +211,9 @@ class Ollama:
             self._load.facts.update(ollama_facts.of_command(pairs["cmd"]))
             if message == "starting llama-server":
                 self._is_of("2026")
-        elif message.startswith("Loading Dynamic llm server") or "dyn_ext_server" in message:
+        elif message.startswith(("Loading Dynamic llm server", "Starting llama main loop")):
             self._is_of("2024-02")
-        elif message.startswith(_READY) and not self._load.ready:
+        if message.startswith(_READY) and not self._load.ready:
             self._become_ready(line)
 
     def _next_load(self, line: Line) -> None:

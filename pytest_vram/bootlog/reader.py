@@ -75,8 +75,10 @@ def _judged(log: Log, engine: str | None, patterns: Mapping[str, str]) -> Boot:
 
 
 def _recognised(log: Log) -> str:
-    for block in log.blocks():
-        engine = recognise(block.decode("utf-8", "replace"))
+    blocks = log.blocks()
+    for block in blocks:
+        # With the next one: a last line without an end comes by itself, and may say more than all before it.
+        engine = recognise((block + next(blocks, b"")).decode("utf-8", "replace"))
         if engine is not None:
             return engine
     raise unknown_engine(log.origin)
