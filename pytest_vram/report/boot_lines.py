@@ -72,7 +72,11 @@ def _state(boot: Boot) -> str:
 def phase_lines(boot: Boot) -> list[str]:
     """The phases with their times, and with the peak of each device where there are samples."""
     labels = sorted({label for span in boot.phases for label in span.peak}, key=lambda label: (len(label), label))
-    clock = {"start": "seconds since the process started", "epoch": "UTC", None: "the log has no clock"}[boot.clock]
+    clock = {
+        "start": "seconds since the process started",
+        "epoch": "UTC, or the log's own zone where it names none",
+        None: "the log has no clock",
+    }[boot.clock]
     if boot.clock is None and any(span.start is not None for span in boot.phases):
         clock = "seconds on the log's own clock"
     rows: list[Sequence[str]] = [("phase", "from", "seconds", "line", *(f"peak {label}" for label in labels))]
