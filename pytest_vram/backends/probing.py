@@ -166,7 +166,8 @@ class Probe:
         """``count`` prompts of ``wanted`` tokens, or of as many as there is time for."""
         tokens, reason = wanted, ""
         if self._rate is not None:
-            seconds = max(0.0, self._left()) * _SHARE
+            # A machine may be slower in a moment than it was: no request is planned to use up its whole time.
+            seconds = min(max(0.0, self._left()) * _SHARE, self._backend.target.timeout * _SHARE)
             reach = int(self._rate * SLOWER * seconds / count)
             if reach < wanted and wanted > self._ubatch():
                 tokens = max(reach, min(wanted, self._ubatch()))  # what was evaluated already, it can take again

@@ -186,9 +186,9 @@ def _over_slots(way: str, points: Sequence[PointRecord], label: str) -> list[str
                 meaning = "as much as a server of its own"
             elif share < 1 - _AS_MANY:
                 meaning = "its slot was paid for at boot"
+            takes = f"takes {mib(round(each))} ({share:.1%} of the peak of one)" if each > 0 else "takes nothing"
             lines += _wrapped(
-                f"{label}: with {point.value} slots booted, each further request at once takes {mib(round(each))}"
-                f" ({share:.1%} of the peak of one): {meaning}."
+                f"{label}: with {point.value} slots booted, each further request at once {takes}: {meaning}."
             )
     return lines
 

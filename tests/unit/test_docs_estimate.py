@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from pytest_vram.backends.growth import Growth, Step
 from pytest_vram.cli import main
 from pytest_vram.ledger import Entry
 from pytest_vram.report import predictions
+from pytest_vram.report.measured import MeasuredPoint, MeasuredSweep
 from pytest_vram.sizing import plans, serving
 from pytest_vram.sizing.prediction import ModelFacts, Turn, Verdict
 from tests.unit import sizing_models
@@ -105,7 +107,7 @@ def test_the_page_lists_every_option_of_other_engines(title: str, engine: str) -
     [
         ("estimate", (predictions.EstimateDocument, predictions.Exact, predictions.Compared, ModelFacts, Verdict, Turn, Entry)),
         ("plan", (predictions.PlanDocument, predictions.SearchRecord, predictions.PlanRecord, predictions.ImpossibleRecord, plans.Wishes, plans.Relaxed)),
-        ("sweep", (predictions.SweepDocument, predictions.PointRecord)),
+        ("sweep", (predictions.SweepDocument, predictions.PointRecord, MeasuredSweep, MeasuredPoint, Growth, Step)),
     ],
 )  # fmt: skip
 def test_the_page_on_formats_lists_every_field(title: str, documents: tuple[type[msgspec.Struct], ...]) -> None:
