@@ -113,6 +113,11 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
         ``memory_share`` (of the card, 0 to 1), ``max_concurrency``, ``allocated_bytes`` and ``reserved_bytes`` (torch),
         ``free_bytes`` and ``device_bytes`` (of a card at the start), ``kv_available_bytes`` (below zero where nothing
         was left), ``estimated_context`` (what vLLM recommends), ``profiled_tokens`` (SGLang), ``largest_memory_share``.
+        llama.cpp besides: ``kv_bytes`` and ``recurrent_bytes`` (of the whole cache and state, whatever they lie on),
+        ``draft_kv_bytes``, ``kv_cells`` and ``kv_cells_sliding``, ``kv_layers``, ``indexer_cells``, ``sequences``,
+        ``streams``, ``pipeline_copies``, ``tensor_overrides`` (tensors placed elsewhere, where the log names them),
+        ``mla``; and by device label ``free_bytes`` (before the load), ``total_bytes`` and ``unaccounted_bytes`` (signed,
+        by the table at the end: used on the device, but by no buffer of the engine).
         Sizes are bytes, times are seconds.
     :ivar clock: what the times of the phases count from: ``start`` (of the process), ``epoch`` (1970, UTC), or
         ``None``: the log has no clock. :ivar boots: boots that the log holds; this is the last one.

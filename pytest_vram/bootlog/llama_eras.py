@@ -26,11 +26,11 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(pattern, re.ASCII))
     for name, pattern in (
         ("required", r"\b(?:mem required|system memory used) *= +" + _SIZE),
-        ("per_state", r"\bmem required .*\(\+ +" + _SIZE + " per state"),
+        ("per_state", r"\bmem required [^()]{1,60}\(\+ +" + _SIZE + " per state"),
         ("weights", r"(?<!total )\bVRAM used *[:=] +" + _SIZE),
         ("total", r"\btotal VRAM used: +" + _SIZE),
-        ("model", r"\btotal VRAM used: .*\(model: +" + _SIZE),
-        ("context", r"\btotal VRAM used: .*\bcontext: +" + _SIZE),
+        ("model", r"\btotal VRAM used: [^()]{1,60}\(model: +" + _SIZE),
+        ("context", r"\btotal VRAM used: [^()]{1,60}\(model: [^()]{1,60}, context: +" + _SIZE),
         ("scratch", r"\bVRAM scratch buffer: +" + _SIZE),
         ("scratch", r"= +" + _SIZE + " VRAM for the scratch buffer"),
         ("cache", r"\b[kK][vV] self size *= +" + _SIZE),
@@ -211,7 +211,7 @@ def device_of_sums(text: str) -> str | None:
 #: Phrase → the era that began with it, latest first.
 _ERAS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("2026", re.compile(r"\bn_ctx_seq\b|\bsched_reserve:|\bsched copies\b|\bdirect_io = |\bload_mode = ")),
-    ("2025", re.compile(r"\bn_ctx_per_seq\b|\bmodel buffer size\b|\bkv_cache_unified|\bcells,.*\bseqs\)")),
+    ("2025", re.compile(r"\bn_ctx_per_seq\b|\bmodel buffer size\b|\bkv_cache_unified|\bcells,[^()]{1,80}\bseqs\)")),
     (
         "2024",
         re.compile(r"\b(?:KV self|KV buffer|compute buffer|output buffer) size\b|\bllm_load_tensors: +\S+ buffer size"),

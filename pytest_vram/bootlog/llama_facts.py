@@ -99,12 +99,14 @@ _SERVER: tuple[Rule, ...] = (
 _COMPILED: dict[Rule, re.Pattern[str]] = {rule: re.compile(rule[1], re.ASCII) for rule in (*_RULES, *_SERVER)}
 _CELLS = re.compile(
     r"\bsize =\s*[\d.]+ MiB \(\s*(\d{1,18}) cells,\s*(\d{1,18}) layers,\s*(\d{1,9})(?:/\s*(\d{1,9}))? seqs\),"
-    r" K \((\w+)\):.* V \((\w+)\):",
+    r" K \((\w+)\):[^()]{1,60} V \((\w+)\):",
     re.ASCII,
 )
-_OLD_CELLS = re.compile(r"\bKV self size\s*=.*K \((\w+)\):.*V \((\w+)\):", re.ASCII)
+_OLD_CELLS = re.compile(r"\bKV self size\s*=[^()]{1,60}K \((\w+)\):[^()]{1,60}V \((\w+)\):", re.ASCII)
 #: Attention over latents (ik_llama.cpp): ``c^KV (f16): 2196.00 MiB, kv^T: not used``; there is no V beside it.
-_LATENT = re.compile(r"\bKV self size\s*=.*(?:c\^KV|K-only) \((\w+)\):(?:.*kv\^T \((\w+)\):)?", re.ASCII)
+_LATENT = re.compile(
+    r"\bKV self size\s*=[^()]{1,60}(?:c\^KV|K-only) \((\w+)\):(?:[^()]{1,60}kv\^T \((\w+)\):)?", re.ASCII
+)
 _CREATING = re.compile(
     r"\bcreating\s+(?P<name>.{1,40}?)\s+(?:KV cache|state|cache)\b(?:, size = (?P<cells>\d{1,18}) cells)?"
 )

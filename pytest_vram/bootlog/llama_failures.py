@@ -15,6 +15,7 @@ class Sign(NamedTuple):
 
     :ivar device: the engine's own name; of code for CUDA, which ROCm builds share, ``CUDA`` and ``number``.
     :ivar exact: whether ``bytes`` was printed to the byte. :ivar graph: the refused one was a graph's buffer.
+    :ivar limit: larger than the driver lets one buffer be, whatever is free.
     """
 
     kind: str
@@ -27,6 +28,7 @@ class Sign(NamedTuple):
     bytes: int | None = None
     exact: bool = False
     graph: bool = False
+    limit: bool = False
 
 
 class _Refusal(NamedTuple):
@@ -96,6 +98,8 @@ _CRASH = re.compile(
     r"GGML_ASSERT(?:\(|: ).*|Remote RPC server crashed.*|terminate called .*"
     r"|(?:CUDA|HIP|ROCm|MUSA) error(?: \d{1,5} at [^ ]{1,300})?: .*|ggml_abort.*|Segmentation fault.*"
 )
+#: ``GGML_ABORT``: ``/build/ggml/src/ggml-backend.cpp:930: pre-allocated tensor …``.
+_ABORT = re.compile(r"^\S{0,200}ggml\S{0,100}\.(?:cpp|cu|cuh|c|m|h):\d{1,6}: \S.*")
 _EXIT = re.compile(r"exiting due to .*")
 RECOVERED = "retrying without pipeline parallelism"
 
@@ -115,11 +119,16 @@ def sign(text: str) -> Sign | None:
         return Sign("bad_option", match[0])
     if "exiting due to" in text and (match := _EXIT.search(text)):
         return Sign("load_error", match[0], certain=False)
-    if match := _CRASH.search(text):
+    if match := (_CRASH.search(text) or _ABORT.match(text)):
         return Sign("crash", match[0])
     if match := _LOAD.search(text):
         return Sign("load_error", match[0])
     return None
+
+
+def is_abort(text: str) -> bool:
+    """True for the line with which ggml ends the process, whatever the log's prefix."""
+    return "ggml" in text and _ABORT.match(text) is not None
 
 
 def is_harmless(text: str) -> bool:
@@ -157,4 +166,5 @@ def _out_of_memory(match: re.Match[str], refusal: _Refusal, text: str) -> Sign:
         bytes=figure[0] if figure else None,
         exact=whole is not None,
         graph="gallocr" in text,
+        limit="exceeds device" in text,
     )

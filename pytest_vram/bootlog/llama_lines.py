@@ -21,7 +21,18 @@ _PARTS = (
     # steps of a boot
     *("build", "KoboldCpp", "g model", "meta data", "model tensors", "ffload", "_context", "ving ...", "ve took"),
     *("warming up", "model loaded", "p://", "_slots: a", "_slots] a", "ping state", "g up before", "m endpoint"),
-    *("Model OK", "Service Ready", "fitting params", "_alloc ", "ft model", "MTP", "CLIP", "Uvicorn", "generate: "),
+    *(
+        "Model OK",
+        "Service Ready",
+        "fitting params",
+        "_alloc ",
+        "ft model",
+        "MTP",
+        "Embeddings",
+        "CLIP",
+        "Uvicorn",
+        "generate: ",
+    ),
     # requests; not what is said of each token, as `processing task, id = 7` and `n_ctx = 4096` are
     *(
         "| processing",
@@ -52,7 +63,20 @@ _PARTS = (
     *("KV cache", "k cache", "v cache", "found ", "buffer", "|   -", "xt size", "Device ", "verridden", "fused"),
     # failures
     *("fail", "Fail", "f memory", "fficient memory", "mory alloc", "bad_alloc", "ble to ", "Bytes of", "OutOf"),
-    *("OUT_OF", "CUDA", "ROCm", "MUSA", "HIP", "vice: ", "GGML_ASSERT", "bort", "minate called", "what()", "Segm"),
+    *(
+        "OUT_OF",
+        "CUDA",
+        "ROCm",
+        "MUSA",
+        "HIP",
+        "vice: ",
+        "GGML_ASSERT",
+        "ggml",
+        "bort",
+        "minate called",
+        "what()",
+        "Segm",
+    ),
     *("PC server", "valid arg", "while handl", "known model", "known arg", "known opt", "known val", "ould not load"),
     *("requires ", "bind", "y in use", "xiting due", "but only", "magic", "graph exec"),
     # ended from outside

@@ -17,13 +17,14 @@ from pytest_vram.bootlog.llama_lines import mebi
 from pytest_vram.ledger import Bucket, Entry
 
 BUFFER = re.compile(
-    r"(?:^|[:\s])(?P<device>[^\s:]\S*)\s+(?P<kind>model|KV|RS|compute|output|input|LoRA|DSV4 [\w -]{1,30}? state)\s+"
+    r"(?:^|[:\s])(?P<device>[^\s:]\S{0,200})\s+"
+    r"(?P<kind>model|KV|RS|compute|output|input|LoRA|DSV4 [\w -]{1,30}? state)\s+"
     r"buffer size\s*=\s*(?P<number>\d{1,12}(?:\.\d{1,4})?) (?P<unit>[KMG]i?B)",
     re.ASCII,
 )
 #: Weights before the end of 2024, and in ik_llama.cpp: ``llm_load_tensors:      CUDA0 buffer size =  5434.38 MiB``.
 OLD_WEIGHTS = re.compile(
-    r"(?:^|:)\s+(?P<device>[A-Z][A-Za-z]*[\w.\[\]:-]*)\s+buffer size\s*="
+    r"(?:^|:)\s+(?P<device>[A-Z][\w.\[\]:-]{0,200})\s+buffer size\s*="
     r"\s*(?P<number>\d{1,12}(?:\.\d{1,4})?) (?P<unit>[KMG]i?B)",
     re.ASCII,
 )
@@ -70,6 +71,7 @@ class Load:
         self.sums = Sums(device_of_sums)
         self.context = 0
         self.draft_context = False
+        self.to_be_freed = False  # the contexts so far, when another one is made
         self.buffers: list[Buffer] = []
         self.projector: list[Buffer] = []
         self.caches: list[tuple[bool, str, int, int]] = []  # draft?, KV or RS, bytes, resolution
@@ -77,6 +79,10 @@ class Load:
 
     def start_context(self, *, draft: bool) -> None:
         """Begin a context. One that was begun and has no buffers yet is the same one, said in another line."""
+        if self.to_be_freed:
+            self.buffers = [buffer for buffer in self.buffers if buffer.context == 0]
+            self.caches = []
+            self.to_be_freed = False
         if self.context == 0 or any(buffer.context == self.context for buffer in self.buffers):
             self.context += 1
         # A second context of a model that was not loaded again is a draft's (multi-token prediction).
@@ -159,7 +165,7 @@ class Load:
         """(the whole cache, the part of it whose buffers were printed) where they differ by more than rounding."""
         whole = self.cache_bytes(kind)
         printed = [buffer for buffer in self.buffers if buffer.kind == kind and not buffer.draft]
-        if whole is None or (kind == "KV" and not self.caches):
+        if whole is None or not self.caches or (not self.buffers and self.sums.parts()):
             return None
         given = sum(buffer.bytes for buffer in printed)
         slack = sum(buffer.resolution for buffer in printed) + sum(entry[3] for entry in self.caches) + 1

@@ -27,7 +27,7 @@ from pytest_vram.bootlog.llama_loads import (
 )
 from pytest_vram.bootlog.llama_story import Story, Where
 
-_META = re.compile(r"\bloaded meta data with .* from (?P<path>.+?) \(version", re.ASCII)
+_META = re.compile(r"\bloaded meta data with [\w ,-]{1,60} tensors from (?P<path>.{1,1000}?) \(version", re.ASCII)
 _OLD_META = re.compile(r"\bllama\.cpp: loading model from (?P<path>.+)", re.ASCII)
 _USING = re.compile(r"\busing device (\S+) \((.*?)\)", re.ASCII)
 _CLIP_ON = re.compile(r"\bCLIP using (\S+) backend", re.ASCII)
@@ -79,7 +79,7 @@ class Process:
         self._between = True  # before or between loads: facts are of the model that comes
         self._fitting = False
         self._no_alloc = False
-        self._expect_draft: Literal["model", "context"] | None = None
+        self._expect_draft: Literal["model", "context", "beside"] | None = None
         self._reload = True
         self._clip: str | None = None
         self._projector: list[Buffer] = []  # loaded before the model that it belongs to
@@ -96,7 +96,7 @@ class Process:
         prefixed = line.prefix == "llama.cpp"
         if prefixed:
             self._prefixed = True
-        elif self._prefixed and not line.text.startswith((*_BARE, *_BARE_ENDS)):
+        elif self._prefixed and not (line.text.startswith((*_BARE, *_BARE_ENDS)) or llama_failures.is_abort(line.text)):
             return None  # the rest of a message of several lines, such as a chat template: not the engine's words
         self._line = number
         self._time = self.axis.time(line)
@@ -219,6 +219,8 @@ class Process:
             self._meta(text)
         elif "loading draft model" in text:
             self._expect_draft = "model"
+        elif "Loading Embeddings Model" in text:
+            self._expect_draft = "beside"
         elif "creating MTP draft context" in text:
             self._expect_draft = "context"
         elif "loading model tensors" in text:
@@ -227,6 +229,8 @@ class Process:
             self._reload = True
         elif "constructing llama_context" in text:
             self._start_context()
+        elif "initializing slots" in text and self.load is not None and self.load.draft:
+            self.load.to_be_freed = True  # in 2025 each slot gets a draft context of its own instead
         elif text.endswith("reserving ..."):
             self._clip = None
             self._begin("reserve")
@@ -263,19 +267,24 @@ class Process:
         if present is not None and not self._between and not (present.buffers or present.sums.parts()):
             return  # the same load, said twice
         target = self.target
-        draft = target is not None and (
-            self._expect_draft == "model"
-            or (not self._reload and self._pending_path is not None and self._pending_path != target.path)
+        beside = target is not None and self._expect_draft == "beside"
+        draft = (
+            target is not None
+            and not beside
+            and (
+                self._expect_draft == "model"
+                or (not self._reload and self._pending_path is not None and self._pending_path != target.path)
+            )
         )
         load = Load(draft=draft, path=self._pending_path, facts=self.pending, device_of_sums=self._device_of_sums)
-        self.loads = [*self.loads, load] if draft else [load]
-        if not draft:
+        self.loads = [*self.loads, load] if draft or beside else [load]
+        if not draft and not beside:
             load.projector, self._projector = self._projector, []
             self.creating = {}
         self.pending = {}
         self.table = Breakdown()  # one before the load was a trial's
         self._between = False
-        if self._expect_draft == "model":
+        if self._expect_draft != "context":
             self._expect_draft = None
         self._reload = False
         self._clip = None
@@ -442,9 +451,9 @@ class Process:
             load.caches.append((load.draft_context, kind, *figure))
 
     def _clip_device(self) -> str:
-        """The projector's device; before 2025 its number was left out: ``CLIP using CUDA backend``."""
+        """The projector's device; before 2025 its number, 0, was left out: ``CLIP using CUDA backend``."""
         name = self._clip or ""
-        return f"{name}0" if name.isalpha() and self.labels.known(f"{name}0") is not None else name
+        return f"{name}0" if name in ("CUDA", "ROCm", "MUSA", "Vulkan", "SYCL", "CANN") else name
 
     def _project(self, kind: str, device: str, number: str, unit: str) -> None:
         figure = mebi(number, unit)
@@ -480,6 +489,8 @@ class Process:
     def _place(self, load: Load, found: dict[str, Any]) -> None:
         if load.draft_context and not load.draft:
             return
+        if "kv_cells" in found and ("compress" in self._cache_name or not found["kv_layers"]):
+            return  # caches of summaries, whose cells are not tokens, and caches of no layer
         if "kv_cells" in found and "indexer" in self._cache_name:
             load.facts["indexer_cells"], load.facts["indexer_layers"] = found["kv_cells"], found["kv_layers"]
             return

@@ -97,6 +97,7 @@ class Story:
             first.bytes is None or (later.exact and not first.exact and abs(later.bytes - first.bytes) < 1 << 20)
         ):
             better = better._replace(bytes=later.bytes, exact=later.exact)
+        better = better._replace(limit=first.limit or later.limit)
         return told._replace(sign=better, explicit=told.explicit or fresh.explicit, graph=told.graph or fresh.graph)
 
     def at_device(self, number: int) -> None:
@@ -162,7 +163,7 @@ class Story:
             total=None if label is None else total.get(label),
             note=note,
         )
-        return _judged(failure, taken.get(label or "", 0))
+        return _judged(failure, taken.get(label or "", 0), limit=told.sign.limit)
 
     @staticmethod
     def _other(told: _Told) -> Failure:
@@ -208,12 +209,14 @@ def _placed(told: _Told) -> tuple[str | None, str | None, str, str | None]:
     return phase, "draft" if where.draft else by_phase, certainty, note
 
 
-def _judged(failure: Failure, taken: int) -> Failure:
+def _judged(failure: Failure, taken: int, *, limit: bool) -> Failure:
     """With what the figures say: more than there is at all, or what was left."""
     asked, free, total = failure.bytes, failure.free, failure.total
     if asked is None or failure.device in (None, HOST):
         return failure
     notes = [] if failure.note is None else [failure.note]
+    if limit:
+        notes.append("the driver limits the size of one buffer, and this one is larger, whatever is free")
     absurd = asked > (total if total is not None else LARGEST_DEVICE)
     if absurd:
         size = f"the whole device has {mib(total)}" if total is not None else "no device has as much"

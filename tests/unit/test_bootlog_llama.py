@@ -67,6 +67,7 @@ def test_eras() -> None:
     """Each era is told by its phrases."""
     eras = {era: read(writer(Random(1)).text).era for era, writer in WRITERS.items()}
     assert {era: found for era, found in eras.items() if found != era} == {
+        "2023-12": "2023-11",
         "2026-table": "",
         "koboldcpp-2023": "2023-11",
         "koboldcpp-2024": "2024",
@@ -203,6 +204,66 @@ def test_lines_said_twice() -> None:
     for index, line in enumerate(parts):
         if "buffer size" not in line and " size = " not in line:
             assert boot(*parts[:index], line, *parts[index:]).buckets == once.buckets
+
+
+def test_draft_context_that_is_freed() -> None:
+    """In 2025 the draft's first context was freed before each slot got one of its own: it does not count."""
+    draft = (
+        "srv    load_model: loading draft model 'd.gguf'",
+        WEIGHTS.replace("6000", "100"),
+        CONTEXT,
+        CACHE.replace("512", "10").replace("256", "5"),
+        COMPUTE.replace("300", "20"),
+    )
+    context = (CONTEXT, CACHE.replace("512", "6").replace("256", "3"), COMPUTE.replace("300", "30"))
+    slots = ("srv          init: initializing slots, n_slots = 2", *context, *context)
+    found = boot(WEIGHTS, CONTEXT, CACHE, COMPUTE, *draft, *slots, READY)
+    assert found.buckets["draft"] == {"gpu0": (100 + 2 * (6 + 30)) * MIB}
+    assert found.buckets["kv"] == {"gpu0": 512 * MIB}
+
+
+def test_embeddings_model_beside() -> None:
+    """koboldcpp's model for embeddings is no draft: it adds to the buckets of the model beside it."""
+    found = boot(
+        "llama_model_loader: loaded meta data with 3 key-value pairs and 2 tensors from a.gguf (version GGUF V3)",
+        WEIGHTS,
+        "Loading Embeddings Model: b.gguf",
+        "llama_model_loader: loaded meta data with 3 key-value pairs and 2 tensors from b.gguf (version GGUF V3)",
+        WEIGHTS.replace("6000", "500"),
+    )
+    assert found.buckets == {"weights": {"gpu0": 6500 * MIB}}
+
+
+def test_projector_before_the_model() -> None:
+    """A projector that was loaded first, whose device then had no number, is the model's, on its device."""
+    found = boot(
+        "clip_model_load: CLIP using CUDA backend",
+        "clip_model_load: model size:     595.49 MB",
+        "clip_model_load: params backend buffer size =  595.49 MB (377 tensors)",
+        "clip_model_load: compute allocated memory: 32.89 MB",
+        "llama_model_loader: loaded meta data with 3 key-value pairs and 2 tensors from a.gguf (version GGUF V3)",
+        "llm_load_tensors:      CUDA0 buffer size =   702.19 MiB",
+    )
+    assert found.buckets["projector"] == {"gpu0": round(595.49 * MIB) + round(32.89 * MIB)}
+    assert found.devices == {"gpu0": "CUDA0"}
+
+
+def test_caches_of_summaries() -> None:
+    """Caches beside the raw one add to the bytes, and their cells are not taken for those of a sliding window."""
+    found = boot(
+        CONTEXT,
+        "llama_kv_cache_dsv4: creating DSV4 raw KV cache",
+        "llama_kv_cache_iswa: creating     SWA KV cache, size = 4352 cells",
+        "llama_kv_cache:      CUDA0 KV buffer size =   182.75 MiB",
+        "llama_kv_cache: size =  182.75 MiB (  4352 cells,  43 layers,  1/1 seqs), K (f16):  182.75 MiB, V (f16):    0.00 MiB",
+        "llama_kv_cache_dsv4: creating DSV4 CSA compressed KV cache, size = 16000 cells",
+        "llama_kv_cache:      CUDA0 KV buffer size =    10.00 MiB",
+        "llama_kv_cache: size =   10.00 MiB ( 16000 cells,  21 layers,  1/1 seqs), K (f16):   10.00 MiB, V (f16):    0.00 MiB",
+        "llama_dsv4_comp_state:      CUDA0 DSV4 csa state buffer size =     1.31 MiB",
+    )
+    assert found.facts["kv_bytes"] == round(192.75 * MIB)
+    assert (found.facts["kv_cells"], found.facts["kv_layers"]) == (4352, 43)
+    assert found.buckets["kv"] == {"gpu0": round(182.75 * MIB) + 10 * MIB + round(1.31 * MIB)}
 
 
 def test_table_and_lines() -> None:
@@ -431,6 +492,26 @@ def test_failure_while_serving(lines: tuple[str, ...], phase: str, bucket: str) 
     assert found.failure is not None
     assert (found.failure.phase, found.failure.bucket) == (phase, bucket)
     assert (found.failure.device, found.failure.certainty) == ("gpu0", "likely")
+
+
+def test_limit_of_one_buffer() -> None:
+    """A buffer that is larger than the driver lets one be is refused with plenty of memory free, and that is said."""
+    found = failure(
+        WEIGHTS.replace("CUDA0", "Vulkan0"),
+        CONTEXT,
+        CACHE.replace("CUDA0", "Vulkan0"),
+        "ggml_vulkan: Requested buffer size exceeds device buffer size limit: ErrorOutOfDeviceMemory",
+        "ggml_gallocr_reserve_n_impl: failed to allocate Vulkan0 buffer of size 8753520640",
+        "graph_reserve: failed to allocate compute buffers",
+    )
+    assert (found.device, found.bytes, found.bucket) == ("gpu0", 8753520640, "compute")
+    assert "limits the size of one buffer" in (found.note or "")
+
+
+def test_abort() -> None:
+    """The line with which ggml ends the process is a crash, also where it has no prefix."""
+    abort = "/build/ggml/src/ggml-backend.cpp:930: pre-allocated tensor in a buffer that cannot run the operation"
+    assert failure(prefixed(WEIGHTS), prefixed(CONTEXT), abort).kind == "crash"
 
 
 # ---------------------------------------------------------------- what users write

@@ -176,6 +176,44 @@ def november(rng: Random) -> Written:
     return log.written("llama-server", {"layers_offloaded": offloaded, "context": 8192})
 
 
+def december(rng: Random) -> Written:
+    """The end of December 2023: each layer's cache is where the layer is, and its types are told."""
+    log, name = Log(rng), "llm_load_tensors"
+    device = _devices(log)
+    log.say(
+        "llama_model_loader: loaded meta data with 20 key-value pairs and 291 tensors from models/mistral.gguf"
+        " (version GGUF V3 (latest))",
+        f"{name}: ggml ctx size       =    0.14 MiB",
+    )
+    host, weights, compute, scratch = log.figure(6000), log.figure(9000), log.figure(900), log.figure(900)
+    offloaded = rng.randrange(1, 42)
+    log.say(f"{name}: system memory used  = {host:7.2f} MiB", f"{name}: VRAM used           = {weights:7.2f} MiB")
+    log.say(f"{name}: offloading {min(offloaded, 40)} repeating layers to GPU")
+    log.say(f"{name}: offloaded {offloaded}/41 layers to GPU", "llama_new_context_with_model: n_ctx      = 2048")
+    cache = log.figure(3000) * 2
+    on_device = cache if offloaded > 40 else Decimal(0) if rng.random() < 0.3 else cache / 4
+    on_device = on_device.quantize(Decimal("0.01"))
+    if on_device:
+        log.say(f"llama_kv_cache_init: VRAM kv self = {on_device:.2f} MB")
+        log.entry("kv", device, round(on_device * MIB), _CENT)
+    if on_device < cache:
+        log.entry("kv", "CPU", round(cache * MIB) - round(on_device * MIB), 2 * _CENT)
+    half, new = cache / 2, "llama_new_context_with_model"
+    log.say(
+        f"{new}: KV self size  = {cache:7.2f} MiB, K (f16): {half:7.2f} MiB, V (f16): {half:7.2f} MiB",
+        f"{new}: compute buffer total size = {compute:.2f} MiB",
+        f"{new}: VRAM scratch buffer: {scratch:.2f} MiB",
+        f"{new}: total VRAM used: {weights + on_device + scratch:.2f} MiB (model: {weights:.2f} MiB,"
+        f" context: {on_device + scratch:.2f} MiB)",
+        "INFO:     Uvicorn running on http://localhost:8000 (Press CTRL+C to quit)",
+    )
+    log.entry("weights", "CPU", round(host * MIB), _CENT)
+    log.entry("weights", device, round(weights * MIB), _CENT)
+    log.entry("compute", device, round(scratch * MIB), _CENT)
+    log.entry("compute", "CPU", round(compute * MIB), _CENT)
+    return log.written("llama-server", {"layers_offloaded": offloaded, "cache_type_k": "f16", "context": 2048})
+
+
 def kobold(rng: Random) -> Written:
     """koboldcpp of October 2023, around llama.cpp's lines."""
     log = Log(rng)
@@ -196,5 +234,6 @@ WRITERS: dict[str, Callable[[Random], Written]] = {
     "2023-06": june,
     "2023-09": september,
     "2023-11": november,
+    "2023-12": december,
     "koboldcpp-2023": kobold,
 }
