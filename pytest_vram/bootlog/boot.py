@@ -116,7 +116,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
         llama.cpp besides: ``kv_bytes`` and ``recurrent_bytes`` (of the whole cache and state, whatever they lie on),
         ``draft_kv_bytes``, ``kv_cells`` and ``kv_cells_sliding``, ``kv_layers``, ``indexer_cells``, ``sequences``,
         ``streams``, ``pipeline_copies``, ``tensor_overrides`` (tensors placed elsewhere, where the log names them),
-        ``mla``; and by device label ``free_bytes`` (before the load), ``total_bytes`` and ``unaccounted_bytes`` (signed,
+        ``mla``; and by device label ``free_bytes`` (before the load), ``total_bytes``, ``unaccounted_bytes`` (signed,
         by the table at the end: used on the device, but by no buffer of the engine).
         Sizes are bytes, times are seconds.
     :ivar clock: what the times of the phases count from: ``start`` (of the process), ``epoch`` (1970, UTC), or
