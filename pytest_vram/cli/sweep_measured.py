@@ -321,11 +321,11 @@ def _one(made: Run, spec: BackendSpec, value: Value, name: str, seconds: float) 
     :raises KeeperLost: nothing can be measured any more.
     """
     blank = MeasuredPoint(way=value.way, settings=value.settings)
-    began = time.monotonic()
     # Alone on the device: what others load meanwhile would be in device figures, and they would wait for room.
     attempt = made.begin(f"sweep: {name}", Plan(takes_part=True, serial=True), judged=True)
     if attempt.waited > 1:
         progress(f"  waited {attempt.waited:.0f} s: {'; '.join(attempt.waited_for)}")
+    began = time.monotonic()  # what others took is not this value's time
     backend: RunningBackend | None = None
     before = _newest_log(Path(made.identity.folder), spec.name)
     try:

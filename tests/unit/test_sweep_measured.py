@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from pytest_vram.backends.growth import Growth, Step
 from pytest_vram.bootlog.boot import Failure
-from pytest_vram.cli import sweep_measured
+from pytest_vram.cli import entry, sweep_measured
 from pytest_vram.cli.output import speaks_unicode
 from pytest_vram.errors import BadInput
 from pytest_vram.keeper.messages import DeviceInfo
@@ -18,10 +20,13 @@ from pytest_vram.readings import Reading, Unmeasurable
 from pytest_vram.report.measured import MeasuredPoint, MeasuredSweep
 from pytest_vram.report.measured_lines import measured_lines
 from pytest_vram.report.predictions import PointRecord, SweepDocument
-from pytest_vram.sizing import estimating, llama_options
+from pytest_vram.sizing import engine_options, estimating, llama_options
 from pytest_vram.sizing.options import CURRENT
+from pytest_vram.sizing.sweep import OVER
 from pytest_vram.units import MIB
 from tests.unit import sizing_models
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "sweep.md"
 
 
 def options(**given: Any) -> argparse.Namespace:
@@ -203,6 +208,18 @@ def test_saving_of_experts_is_said_by_layer() -> None:
         "4 in place of 0 saves 40.00 MiB by what the engine prints, and 40.00 MiB of the peak while serving: 10.00 MiB for each layer"
         in text
     )
+
+
+@pytest.mark.parametrize("command", re.findall(r"^vram sweep .*$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+def test_commands_of_the_page_are_understood(command: str) -> None:
+    """Every one that is shown has the options of this version, and names something that can be swept."""
+    words = shlex.split(command)[1:]
+    parsed, rest = entry._parser().parse_known_args(words)
+    assert parsed.measure
+    assert parsed.over in OVER
+    _, rest = sweep_measured._device(parsed, rest)
+    assert "--device" not in rest
+    assert all(engine_options.named(word)[0] for word in rest if word.startswith("-"))
 
 
 def test_signs_of_the_tables_have_a_spelling_in_ascii() -> None:
