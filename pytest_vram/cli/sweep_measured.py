@@ -273,8 +273,14 @@ def _spec(
     if named is None:
         return made
     base = file.backends[named]
-    timeout = min(base.boot_timeout, seconds)
-    return msgspec.structs.replace(base, model=made.model, options=made.options, boot_timeout=timeout)
+    return msgspec.structs.replace(
+        base,
+        model=made.model,
+        options=made.options,
+        boot_timeout=min(base.boot_timeout, seconds),
+        # How long a value may take is said here, and several prompts at once take longer than one.
+        request_timeout=max(base.request_timeout, seconds),
+    )
 
 
 # ---------------------------------------------------------------- measuring
