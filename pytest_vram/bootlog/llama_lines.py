@@ -80,7 +80,7 @@ _PARTS = (
     *("PC server", "valid arg", "while handl", "known model", "known arg", "known opt", "known val", "ould not load"),
     *("requires ", "bind", "y in use", "xiting due", "but only", "magic", "graph exec"),
     # ended from outside
-    *("Killed", "killed", "Killing", "OOM", "KILL", "KERNEL", "xit code", "xit status", "status="),
+    *("Killed", "killed", "kill:", "Killing", "OOM", "KILL", "KERNEL", "xit code", "xit status", "status="),
 )
 
 

@@ -423,7 +423,7 @@ def test_host_refuses(line: str) -> None:
 )
 def test_no_failures(line: str) -> None:
     """What the engine makes up for, and its hints, are no failures."""
-    assert boot(WEIGHTS, CONTEXT, CACHE, line, COMPUTE, READY).failure is None
+    assert boot(WEIGHTS, CONTEXT, CACHE, line).failure is None
 
 
 def test_retry_without_copies() -> None:
@@ -434,6 +434,25 @@ def test_retry_without_copies() -> None:
     )
     assert (found.failure, found.evidence, found.facts["pipeline_copies"]) == (None, "complete", 1)
     assert f"recovered: {REFUSED}" in found.warnings
+
+
+def test_trial_of_fit_is_no_evidence() -> None:
+    """What a trial run prints, its table and a refused allocation among it, is not what the deployment takes."""
+    name = "common_memory_breakdown_print"
+    table = (
+        f"{name}: | memory breakdown [MiB] | total   free     self   model   context   compute    unaccounted |",
+        f"{name}: |   - Host               |                  34 =    28 +       0 +       6                |",
+    )
+    trial = (
+        "common_init_: fitting params to device memory ...",
+        *table,
+        REFUSED,
+        "fitting params to free memory took 1 s",
+    )
+    assert boot(*trial, *WEIGHTS.split("\n")[:1]).entries == ()
+    assert boot(*trial, WEIGHTS).failure is None
+    # without the lines around it, what a load follows was a trial's as well
+    assert boot(*table, *WEIGHTS.split("\n")[:1]).entries == ()
 
 
 def test_draft_context_fails() -> None:
