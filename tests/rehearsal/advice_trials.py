@@ -322,8 +322,11 @@ _OWN = 12 * MIB
 _TRIES = 6
 
 
-def booted(executable: Path, numbers: random.Random) -> Booted:
-    """A small deployment on a software GPU that is too small for it, and again as the advice from its log says."""
+def booted(executable: Path, numbers: random.Random) -> Booted | None:
+    """A small deployment on a software GPU that is too small for it, and again as the advice from its log says.
+
+    :returns: ``None`` where the engine died each time before the line that says why was written.
+    """
     era = eras.era_of(None, flags.help_of(executable).long_names())[0]
     recipe = numbers.choice((recipes.llama, recipes.qwen3moe, recipes.gemma))(
         layers=6, embedding=512, kv_heads=4, head_size=64, types=_F16
@@ -341,9 +344,11 @@ def booted(executable: Path, numbers: random.Random) -> Booted:
         shape = estimating.load(model)
         given = llama_options.read({**options, "device": "RPC0"})
         whole = llama_cpp.predict(shape, given.options, era, given=given).at_most()["gpu0"]
-        memory = round(whole * numbers.uniform(0.5, 0.9)) + _OWN
+        memory = min(round(whole * numbers.uniform(0.5, 0.9)) + _OWN, whole * 9 // 10)
         first = _boot(executable, model, options, memory)
-        assert first.failure is not None, f"{options} booted with {memory} bytes"
+        assert not _complete(first), f"{options} booted with {memory} bytes: {first.entries}"
+        if first.failure is None:
+            return None
         advice = of_boot(first, shape=shape, options=options, free={"gpu0": memory - _OWN}, era=era)
         chosen = first_sufficient(advice)
         changed = dict(options)
@@ -355,7 +360,7 @@ def booted(executable: Path, numbers: random.Random) -> Booted:
             else:
                 changed = followed(changed, one.flag)
         again = _boot(executable, model, changed, memory)
-    failed = None if again.failure is None and chosen else str(again.failure and again.failure.text)
+    failed = None if _complete(again) and chosen else str(again.failure and again.failure.text)
     return Booted(options=options, failure=first.failure.text, flags=" ".join(one.flag for one in chosen), after=failed)
 
 
@@ -369,9 +374,14 @@ def _boot(executable: Path, model: Path, options: Options, memory: int) -> bootl
     for _ in range(_TRIES):
         with software_gpu(memory=memory) as gpus:
             boot = sizing_boots.booted(executable, model, draw, [gpus[0].endpoint])
-        if boot.failure is not None or "graph_nodes" in boot.facts or "graph_splits" in boot.facts:
+        if boot.failure is not None or _complete(boot):
             break
     return boot
+
+
+def _complete(boot: bootlog.Boot) -> bool:
+    """Whether it got all of its memory: a device's compute buffer is the last one, and is printed once it is there."""
+    return boot.failure is None and any(one.bucket == "compute" and one.device != "host" for one in boot.entries)
 
 
 __all__ = ["KINDS", "Bench", "Booted", "Case", "Outcome", "Row", "booted", "draw", "followed", "over"]

@@ -40,7 +40,8 @@ def test_what_is_advised_makes_it_fit(bench: trials.Bench, kind: str) -> None:
 
 def test_a_boot_that_ran_out_of_memory_starts_as_advised() -> None:
     """The software GPU really refused it, and refuses nothing once the advice from that log is followed."""
-    found = trials.booted(first_engine(), random.Random("0 boot 0"))
+    tried = (trials.booted(first_engine(), random.Random(f"0 boot {number}")) for number in range(6))
+    found = next(one for one in tried if one is not None)
     assert "failed to allocate" in found.failure
     assert found.flags
     assert found.after is None
