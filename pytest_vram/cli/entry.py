@@ -34,7 +34,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "estimate": ("pytest_vram.cli.estimate", "predict the memory of a model, and whether it fits a budget"),
     "fit": ("pytest_vram.cli.estimate", "the same as estimate"),
     "plan": ("pytest_vram.cli.plan", "search the settings under which a model fits a budget"),
-    "sweep": ("pytest_vram.cli.sweep", "predict the memory of a model over the values of one setting"),
+    "sweep": ("pytest_vram.cli.sweep", "predict, and measure, the memory of a model over the values of one setting"),
     "watch": ("pytest_vram.cli.watch", "follow a run: devices, backends, tests, leases and who waits for what"),
 }
 #: Verbs whose other arguments are a model and the engine's options, in any order.
