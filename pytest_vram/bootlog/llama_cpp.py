@@ -116,7 +116,7 @@ def _sums(entries: tuple[Entry, ...]) -> dict[str, int]:
 
 def _entries(process: Process, labels: Labels) -> tuple[Entry, ...]:
     entries = tuple(entry for load in process.loads for entry in load.entries(labels))
-    if any(load.buffers for load in process.loads) or not process.table.rows:
+    if any(load.buffers for load in process.loads) or not process.table_counts:
         return entries
     return of_table(process.table)
 
@@ -126,7 +126,7 @@ def _evidence(
 ) -> Literal["complete", "partial", "none"]:
     if not entries:
         return "partial" if facts.keys() & {"kv_bytes", "recurrent_bytes"} else "none"
-    printed = any(load.buffers for load in process.loads) or not process.table.rows
+    printed = any(load.buffers for load in process.loads) or not process.table_counts
     whole = printed and process.ready and all(load.is_whole for load in process.loads)
     return "complete" if whole and failure is None else "partial"
 
@@ -163,7 +163,7 @@ def _facts(process: Process, labels: Labels, entries: tuple[Entry, ...]) -> dict
 
 
 def _add_devices(facts: dict[str, Any], process: Process, labels: Labels) -> None:
-    rows = process.table.rows
+    rows = process.table.rows if process.table_counts else []
     figures = {
         "free_bytes": process.sizes.free(labels),
         "total_bytes": process.sizes.total(labels) | {row.label: row.total for row in rows if row.total is not None},

@@ -128,6 +128,11 @@ class Process:
         return next((load for load in self.loads if not load.draft), None)
 
     @property
+    def table_counts(self) -> bool:
+        """Whether the table is that of the end: in a boot that is under way it is a trial's."""
+        return bool(self.table.rows) and (self.ready or self._phase == "stop" or not self.server_facts)
+
+    @property
     def era(self) -> str:
         """The era whose phrases the log has."""
         target = self.target
