@@ -53,6 +53,7 @@ def measure(kind: str, wanted: int, seed: int, bench: trials.Bench) -> tuple[lis
     worst = {
         group: max((row.error for row in rows if row.group == group), default=0) / MIB for group in ("weights", "kv")
     }
+    together = [outcome.together for outcome in outcomes if outcome.together is not None]
     compute = sorted(100 * row.error / row.held for row in rows if row.group == "compute" and row.held >= 64 << 10)
     print(
         f"{kind}: {len(outcomes)} in {time.monotonic() - began:.0f} s, {refused} refused", file=sys.stderr, flush=True
@@ -61,10 +62,11 @@ def measure(kind: str, wanted: int, seed: int, bench: trials.Bench) -> tuple[lis
         kind,
         str(len(outcomes)),
         str(sum(outcome.fits for outcome in outcomes)),
-        str(sum(len(outcome.chosen) == 1 for outcome in outcomes)),
         str(len({(id(outcome), row.setting) for outcome in outcomes for row in outcome.rows})),
         f"{worst['weights']:.2f}",
         f"{worst['kv']:.2f}",
+        str(len(together)),
+        f"{max((row.error for row in together), default=0) / MIB:.2f}",
         *(f"{compute[int(part * (len(compute) - 1))]:.2f}" if compute else "none" for part in (0.5, 0.95, 1.0)),
     ], wrong + (len(outcomes) < wanted)
 
@@ -87,10 +89,10 @@ def main() -> int:
             rows.append(row)
             wrong += bad
     print(
-        "| model | deployments | fit as advised | by one change | changes | weights, MiB | KV, MiB |"
+        "| model | deployments | fit as advised | changes | weights, MiB | KV, MiB | several at once | all, MiB |"
         " compute: median % | 95 % | worst % |"
     )
-    print("|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
+    print("|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
     for row in rows:
         print("| " + " | ".join(row) + " |")
     booted: list[trials.Booted] = []

@@ -14,7 +14,7 @@ import msgspec
 from pytest_vram import bootlog
 from pytest_vram.advice import Advice, advise, of_boot
 from pytest_vram.advice.goal import of_limits
-from pytest_vram.advice.records import first_sufficient
+from pytest_vram.advice.records import first_sufficient, joins
 from pytest_vram.backends import dry_run, flags
 from pytest_vram.errors import BackendError, EngineRefused
 from pytest_vram.sizing import engine_options, eras, estimating, llama_cpp, llama_options
@@ -34,6 +34,8 @@ MIB = 1 << 20
 #: What a predicted saving of weights and KV cache may be off: the larger of both.
 SHARE, BYTES = 0.02, 4 * MIB
 Options = dict[str, Any]
+#: Changes that are made at once, to see what each saves after those before it.
+_AT_ONCE = 3
 _F16 = Types(matrices="f16", embedding="f16", output="f16", experts="f16")
 
 
@@ -77,7 +79,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     :ivar limit: bytes on the device that is short. :ivar before: the engine's figure there at first. :ivar after: once
         the advice was followed, ``None`` where none was said to be enough. :ivar chosen: what was followed.
-    :ivar rows: single changes.
+    :ivar rows: single changes. :ivar together: the first few of the list made at once, over all buffers.
     """
 
     case: Case
@@ -88,6 +90,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     chosen: tuple[str, ...]
     rows: tuple[Row, ...]
     advice: tuple[Advice, ...]
+    together: Row | None = None
 
     @property
     def fits(self) -> bool:
@@ -215,6 +218,25 @@ class Bench:
             chosen=tuple(f"{one.setting} {one.after}" for one in chosen),
             rows=tuple(rows),
             advice=advice,
+            together=self._together(case, shape, advice, at_first, device) if every else None,
+        )
+
+    def _together(
+        self, case: Case, shape: ModelShape, advice: Sequence[Advice], at_first: dry_run.DryRun, device: str
+    ) -> Row | None:
+        """Several changes at once, which save what each saves after those before it."""
+        made = [one for one in advice if joins(one)][:_AT_ONCE]
+        if len(made) < 2:
+            return None
+        later = self._followed(case, shape, made)
+        old, new = ([run.of(device, column) for column in ("model", "context", "compute")] for run in (at_first, later))
+        return Row(
+            setting=" + ".join(one.setting for one in made),
+            group="all",
+            predicted=sum(one.saves_bytes_after.bytes for one in made if one.saves_bytes_after is not None),
+            low=sum(one.low for one in old) - sum(one.high for one in new),
+            high=sum(one.high for one in old) - sum(one.low for one in new),
+            held=sum(one.high for one in old),
         )
 
     def _rows(self, case: Case, shape: ModelShape, one: Advice, at_first: dry_run.DryRun, device: str) -> Iterator[Row]:
@@ -300,8 +322,10 @@ def _held(dry: dry_run.DryRun, device: str) -> int:
 
 
 def over(outcome: Outcome) -> list[Row]:
-    """Savings of weights and KV cache that are further off than they may be."""
-    return [row for row in outcome.rows if row.group != "compute" and row.error > row.allowed]
+    """Savings of weights and KV cache, and of several changes together, that are further off than they may be."""
+    rows = [row for row in outcome.rows if row.group != "compute"]
+    rows += [outcome.together] if outcome.together is not None else []
+    return [row for row in rows if row.error > row.allowed]
 
 
 class Booted(msgspec.Struct, frozen=True, kw_only=True):
