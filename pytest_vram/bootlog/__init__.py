@@ -5,8 +5,9 @@ with every release. A log without memory lines is "no evidence", which never sta
 """
 
 from pytest_vram.bootlog.boot import PHASES, Boot, Failure, Phase, PhaseSpan
-from pytest_vram.bootlog.reader import Follower, engines, read, read_own, read_stream, without_evidence
+from pytest_vram.bootlog.reader import Follower, engines, read, read_own, read_stream, sampled, without_evidence
 from pytest_vram.bootlog.replicated import Replica, Replicas, replicas
+from pytest_vram.bootlog.samples import Samples, read_samples
 
 __all__ = [
     "PHASES",
@@ -17,10 +18,13 @@ __all__ = [
     "PhaseSpan",
     "Replica",
     "Replicas",
+    "Samples",
     "engines",
     "read",
     "read_own",
+    "read_samples",
     "read_stream",
     "replicas",
+    "sampled",
     "without_evidence",
 ]

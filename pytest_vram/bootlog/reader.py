@@ -12,29 +12,59 @@ from pytest_vram.bootlog.boot import Boot
 from pytest_vram.bootlog.boots import Boots
 from pytest_vram.bootlog.files import Log, log_of_text, opened, spooled, strange
 from pytest_vram.bootlog.grammar import GRAMMARS, recognise
+from pytest_vram.bootlog.peaks import with_peaks
+from pytest_vram.bootlog.samples import Samples, read_samples
 from pytest_vram.bootlog.scanning import hand_over
 from pytest_vram.errors import BadInput
 
 
-def read(text_or_path: str | Path, *, engine: str | None = None, patterns: Mapping[str, str] = {}) -> Boot:
+def read(
+    text_or_path: str | Path,
+    *,
+    engine: str | None = None,
+    samples: str | Path | Samples | None = None,
+    patterns: Mapping[str, str] = {},
+) -> Boot:
     """Read a boot log of any size; of a log with several boots, the last one.
 
     :param text_or_path: a path (a file may be packed by gzip, or in UTF-16), or the text itself: a string with a
         newline in it, or one that is no existing path.
     :param engine: name of the engine; recognised by its phrases where it is not given.
+    :param samples: of the memory meanwhile, as a file, a text or read already: :func:`read_samples`. Each phase gets
+        its peak then.
     :param patterns: phase → regular expression, for engines without a grammar of their own.
-    :raises BadInput: nothing to read, a folder, something that is not a text, or a log of no known engine.
+    :raises BadInput: nothing to read, a folder, something that is not a text, or a log of no known engine; or samples
+        that are none.
     """
     if isinstance(text_or_path, str) and ("\n" in text_or_path or not _exists(text_or_path)):
-        return _judged(log_of_text(text_or_path), engine, patterns)
+        return sampled(_judged(log_of_text(text_or_path), engine, patterns), samples)
     with opened(Path(text_or_path)) as log:
-        return _judged(log, engine, patterns)
+        return sampled(_judged(log, engine, patterns), samples, str(text_or_path))
 
 
-def read_stream(stream: BinaryIO, origin: str, *, engine: str | None = None, patterns: Mapping[str, str] = {}) -> Boot:
+def read_stream(
+    stream: BinaryIO,
+    origin: str,
+    *,
+    engine: str | None = None,
+    samples: str | Path | Samples | None = None,
+    patterns: Mapping[str, str] = {},
+) -> Boot:
     """Read a boot log from a stream, such as standard input, to its end; otherwise as :func:`read`."""
     with spooled(stream, origin) as log:
-        return _judged(log, engine, patterns)
+        return sampled(_judged(log, engine, patterns), samples)
+
+
+def sampled(boot: Boot, samples: str | Path | Samples | None, log: str = "") -> Boot:
+    """A boot with the peaks of its phases, where there are samples.
+
+    :param log: path of the log, by whose name the journal of a run knows it.
+
+    :raises BadInput: the samples are none.
+    """
+    if samples is None:
+        return boot
+    return with_peaks(boot, samples if isinstance(samples, Samples) else read_samples(samples), log)
 
 
 def read_own(path: Path, *, engine: str, patterns: Mapping[str, str] = {}) -> Boot:
@@ -100,7 +130,7 @@ def engines() -> tuple[str, ...]:
 def _read(log: Log, engine: str, patterns: Mapping[str, str]) -> Boot:
     reader = Boots(engine, patterns)
     hand_over(log.blocks(), reader)
-    boot = reader.boot()
+    boot = with_peaks(reader.boot())
     return msgspec.structs.replace(boot, warnings=(*log.notes, *boot.warnings)) if log.notes else boot
 
 
@@ -128,4 +158,4 @@ class Follower:
 
     def boot(self) -> Boot:
         """What the lines so far said."""
-        return self._boots.boot()
+        return with_peaks(self._boots.boot())

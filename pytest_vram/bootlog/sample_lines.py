@@ -339,7 +339,7 @@ class Rows:
         used, index = None, None
         if not numbers:
             self.strange += len(self._without)
-            self.found = []
+            self.found = self.found[len(self._without) :]
             return
         if len(numbers) == 1:
             used = numbers[0]
@@ -361,7 +361,9 @@ class Rows:
         if len(texts) == 1:
             names[texts[0]] = "name"
         self._columns, self._factors = tuple(names), (None,) * width
-        stamps, self.found = self.found, []
+        # With a header further down, what follows it is understood already.
+        stamps, understood = self.found[: len(table)], self.found[len(table) :]
+        self.found = []
         for fields, stamp in zip(table, stamps, strict=True):
             try:
                 row = self._read(fields)
@@ -371,6 +373,7 @@ class Rows:
             self.found.append(
                 row if row.time is not None else row._replace(time=stamp.time, clock=stamp.clock, stamp=stamp.stamp)
             )
+        self.found += understood
 
 
 def _cut(line: str) -> Sequence[str]:

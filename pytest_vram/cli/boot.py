@@ -41,6 +41,7 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
         if where == STANDARD_INPUT:
             raise BadInput("--follow follows a file: name it, or leave out --follow to read standard input to its end")
         boot = boot_follow.follow(Path(where), options.engine, quiet=options.json)
+        boot = bootlog.sampled(boot, _samples(options), where)
     else:
         boot = _read(options, where)
     advice, no_advice = _advice(boot, options, rest)
@@ -58,12 +59,16 @@ def code_of(boot: Boot) -> int:
     return INCONCLUSIVE if boot.evidence == "none" else HOLDS
 
 
+def _samples(options: argparse.Namespace) -> Path | None:
+    return None if options.samples is None else Path(options.samples)
+
+
 def _read(options: argparse.Namespace, where: str) -> Boot:
     if where != STANDARD_INPUT:
-        return bootlog.read(Path(where), engine=options.engine)
+        return bootlog.read(Path(where), engine=options.engine, samples=_samples(options))
     if sys.stdin is None:
         raise BadInput("standard input is closed: name the log file")
-    return bootlog.read_stream(sys.stdin.buffer, "standard input", engine=options.engine)
+    return bootlog.read_stream(sys.stdin.buffer, "standard input", engine=options.engine, samples=_samples(options))
 
 
 def _advice(boot: Boot, options: argparse.Namespace, rest: list[str]) -> tuple[tuple[Advice, ...], str | None]:

@@ -254,6 +254,7 @@ def _boot(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("log", metavar="LOG", help="a file (also packed by gzip), or - for standard input")
     parser.add_argument("--engine", metavar="NAME", help="whose log it is, where its lines do not tell")
     parser.add_argument("--model", metavar="MODEL", help="its model: a file, a folder, or a name in a local store")
+    parser.add_argument("--samples", metavar="CSV", help="of nvidia-smi taken meanwhile, or the journal of a run")
     parser.add_argument("--follow", action="store_true", help="read on while it is written, to ready or to a failure")
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from pytest_vram.bootlog import Boot, Follower, ollama_facts, read
 from pytest_vram.bootlog.ollama_facts import of_command, of_request
+from pytest_vram.bootlog.peaks import with_peaks
 from pytest_vram.bootlog.slog import attributes
 
 LOGS = Path(__file__).parents[2] / "fixtures" / "bootlogs" / "ollama"
@@ -353,4 +354,4 @@ class _Filtered:
             self._grammar.skip(1)
 
     def boot(self) -> Boot:
-        return self._grammar.boot()
+        return with_peaks(self._grammar.boot())
