@@ -25,6 +25,7 @@ _NEEDLES = (
     "_ALLOC_FAILED",
     "OUT_OF_DEVICE_MEMORY",
     "would exceed allowed memory",
+    "Allocation on device",
     "MemoryError",
     "Invalid buffer size",
     "paging file is too small",
@@ -37,6 +38,8 @@ _REFUSED = re.compile(
 )
 #: A sentence about running out, and not the message itself.
 _SENTENCE = re.compile(r"^\. (?:Tried to allocate|Allocation was preemptively rejected)", re.ASCII)
+#: The number of the device is printed as a character, which for device 0 ends the message.
+_CUT = re.compile(r"(?:OutOfMemoryError: |!!! )Allocation on device ?[?]? ?$", re.ASCII)
 _ASYNC = re.compile(r"\bAllocation on device(?: (\d{1,4}))?\b.{0,40}would exceed allowed memory", re.ASCII)
 _ERROR = re.compile(
     r"\b(?P<backend>CUDA|HIP|ROCm|MUSA|XPU) (?:error|driver error): out of memory\b"
@@ -231,7 +234,12 @@ def _device(text: str) -> TorchMessage | None:
         return TorchMessage(text, backend=backend) if bare else None
     if match := _ASYNC.search(text):
         index_text = match[1]
-        return TorchMessage(text, backend="CUDA", index=int(index_text) if index_text else None, parts=True)
+        message = TorchMessage(text, backend="CUDA", index=int(index_text) if index_text else None, parts=True)
+        for part in text.split("\\n")[1:]:  # the lines that follow it, in words between quotation marks
+            message = with_more(message, part)
+        return message
+    if _CUT.search(text):
+        return TorchMessage(text.rstrip(), backend="CUDA")
     if match := _ERROR.search(text):
         backend = match["backend"] or match["triton"] or ("XPU" if "UR_RESULT" in match[0] else "CUDA")
         return TorchMessage(text, backend=backend)

@@ -97,7 +97,8 @@ _WEIGHTS = re.compile(
     r"|set_module_tensor_to_device|_load_parameter_into_model|_load_state_dict_into_meta_model|caching_allocator_warmup"
     r"|load_checkpoint_in_model|load_checkpoint_and_dispatch|dispatch_model|create_quantized_param|load_file"
     r"|convert_and_load_state_dict_in_model|materialize_tensors|_materialize_copy|_move_missing_keys_\w+|load_model"
-    r"|load_weights|safe_load_file|load_llm_model)$"
+    r"|load_weights|safe_load_file|load_llm_model|load_models_gpu|patch_model|patch_weight_to_device|partially_load"
+    r"|load_torch_file|load_checkpoint_guess_config)$"
 )
 #: Methods of a module that move or convert all that it has.
 _MOVES = re.compile(r"^(?:.*\.)?(?:to|cuda|xpu|half|float|bfloat16|double|_apply|convert)$")
@@ -110,6 +111,8 @@ _SEES = re.compile(
     r"^(?:.*\.)?(?:get_image_features|get_video_features|get_audio_features|encode_images|vision_tower)$"
 )
 _SEEING = re.compile(r"[/\\]modeling_\w*(?:clip|siglip|vision|vit)\w*\.py$", re.IGNORECASE)
+#: Programs that make images: one run of theirs has neither a prompt's phase nor a cache.
+_DRAWS = re.compile(r"[/\\](?:comfy|comfy_extras|diffusers|k_diffusion|sgm|ldm)[/\\]")
 _FORWARD = re.compile(r"^(?:.*\.)?(?:forward|_call_impl|__call__|generate|_sample|sample|greedy_search|_beam_search)$")
 
 
@@ -129,6 +132,10 @@ def blame(frames: Frames) -> Blame:
         return cache
     if forward is None and not any(_FORWARD.match(name) for name in names):
         return Blame(None, None, certain=False)
+    if any(_DRAWS.search(frame.file) for frame in found):
+        return Blame("ready", "compute", certain=False)
+    if any(name in ("warmup", "Warmup") for name in names):
+        return Blame("warm-up", "compute", certain=False)
     # One token needs little; it is the whole prompt at once that does, unless the card was full already.
     return Blame("prefill", "compute", certain="_prefill" in names)
 
@@ -151,6 +158,8 @@ def _cache(found: list[Frame]) -> Blame | None:
     """The KV cache, where the innermost frames that are not torch's are about it."""
     names = [frame.function for frame in found]
     for frame in found[:6]:
+        if frame.function == "init_kv_cache":
+            return Blame("kv", "kv", certain=True)
         of_cache = re.search(r"[/\\]cache_utils\.py$", frame.file) is not None
         grows = "torch.cat" in frame.source and _PAST.search(frame.source) is not None
         if grows and not of_cache:

@@ -10,11 +10,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pytest_vram.bootlog import host_killer, torch_messages, tracebacks
+from pytest_vram.bootlog import host_killer, torch_messages, tracebacks, tracing
 from pytest_vram.bootlog.boot import Boot, Failure, Phase, PhaseSpan
 from pytest_vram.bootlog.devices import HOST, Labels
 from pytest_vram.bootlog.grammar import with_ends
-from pytest_vram.bootlog.lines import Line, shown, split
+from pytest_vram.bootlog.lines import Line, shown
+from pytest_vram.bootlog.records import RECORD, lines_of
 from pytest_vram.bootlog.torch_messages import TorchMessage
 
 NO_EVIDENCE = (
@@ -58,6 +59,14 @@ _PORT = re.compile(r"address already in use|\[Errno 98\]|\[WinError 10048\]", re
 _CRASH = re.compile(
     r"(?:CUDA|HIP) error: (?!out of memory)|Segmentation fault|Fatal Python error|illegal instruction", re.IGNORECASE
 )
+#: Levels of lines that repeat what users sent.
+_QUIET = re.compile(r"^[^{]{0,200}?\b(?:TRACE|DEBUG|INFO)\b", re.ASCII)
+#: Spans of text-generation-inference → phase and bucket of what it was at. While it warms up it also makes its cache.
+_SPANS: dict[str, tuple[str, str | None]] = {
+    "warmup": ("warm-up", None),
+    "prefill": ("prefill", "compute"),
+    "decode": ("decode", "compute"),
+}
 _MOST_WARNINGS = 50
 #: Lines after a message in which a terminal's width may have put the rest of it.
 _REST = 8
@@ -91,12 +100,13 @@ class Transformers:
     def feed(self, raw: str) -> Phase | None:
         """Take the next line; the phase that it begins, or ``None``."""
         self._line += 1
-        line = split(raw)
+        lines = lines_of(raw)
         before = self._spans[-1].name if self._spans else None
         if before is None:
-            self._begin("start", line)
-        if line.text and not line.text.isspace():
-            self._read(line)
+            self._begin("start", lines[0])
+        for number, line in enumerate(lines):
+            if line.text and not line.text.isspace():
+                self._read(line, raw, first=number == 0)
         now = self._spans[-1].name
         return now if now != before else None
 
@@ -116,7 +126,8 @@ class Transformers:
 
     # ------------------------------------------------------------ lines
 
-    def _read(self, line: Line) -> None:
+    def _read(self, line: Line, raw: str, *, first: bool) -> None:
+        """Take a line. ``raw``: with its prefix. ``first``: not one that follows in the message of a record."""
         text = line.text
         if self._frames.feed(text):
             self._rest = 0
@@ -124,7 +135,13 @@ class Transformers:
         if self._rest:
             self._rest -= 1
             self._add_rest(text)
-        if self._out_of_memory(text) or self._other_failure(text):
+        spans: tuple[str, ...] = ()
+        if "{" in text and (traced := tracing.traced(text)) is not None:
+            if _QUIET.match(raw):
+                return  # it may be about a request
+            spans, text = traced
+        quoting = (line.prefix == RECORD and line.level is not None and line.level in "DI") or not first
+        if self._out_of_memory(text, spans, quoting=quoting) or self._other_failure(text):
             return
         self._last_error = None
         if (kill := host_killer.read_kill(text, python=True)) is not None:
@@ -158,19 +175,22 @@ class Transformers:
 
     # ------------------------------------------------------------ failures
 
-    def _out_of_memory(self, text: str) -> bool:
+    def _out_of_memory(self, text: str, spans: tuple[str, ...], *, quoting: bool) -> bool:
+        """Take a refused allocation. ``quoting``: the line may repeat what users sent, unless it is an error's own."""
         message = torch_messages.read_message(text)
         if message is None:
             return False
-        if not (self._frames or _ERROR_LINE.match(text) or _BEFORE.match(text[: _begins(text)])):
-            return False  # somebody's text about such a message
+        if not (self._frames or _ERROR_LINE.match(text)):
+            before = text[: _begins(text)]
+            if quoting or not (_BEFORE.match(before) or tracing.ends_program(before)):
+                return False  # somebody's text about such a message
         blame = tracebacks.blame(self._frames) if self._frames else None
         if self._failure is not None and self._failure.kind.endswith("out_of_memory"):
             self._frames.clear()
             return True  # the same failure once more, as the outer errors repeat it
         phase, bucket, certain = (blame.phase, blame.bucket, blame.certain) if blame else (None, None, False)
         if phase is None and bucket is None:
-            phase, bucket = self._by_progress()
+            phase, bucket = self._by_spans(spans)
             certain = False
         certainty = "certain" if certain and message.certain else "likely" if bucket or phase else "unknown"
         device = HOST if message.kind == "host_out_of_memory" else None
@@ -184,8 +204,11 @@ class Transformers:
         self._frames.clear()
         return True
 
-    def _by_progress(self) -> tuple[str | None, str | None]:
-        """What the message was about where no frames tell: the weights, as long as they were being loaded."""
+    def _by_spans(self, spans: tuple[str, ...]) -> tuple[str | None, str | None]:
+        """What the message was about where no frames tell: what the spans say, or the weights while they are loaded."""
+        for span in reversed(spans):
+            if span in _SPANS:
+                return _SPANS[span]
         if self._phase == "weights" and self._facts.get("weights_percent", 100) < 100:
             return "weights", "weights"
         return None, None
