@@ -66,10 +66,7 @@ def _unpacked(record: Mapping[str, Any], around: Line) -> list[Line]:
     level = _first(record, _LEVELS, (str,))  # numbers are those of a program that carries other's lines
     letter = None if level is None else _LETTERS.get(level[:1].upper())
     process = _process(record) or around.process
-    texts = [
-        _first(record, _MESSAGES, (str,)),
-        *(record[name] for name in _TRACES if isinstance(record.get(name), str)),
-    ]
+    traces = [record[name] for name in _TRACES if isinstance(record.get(name), str)]
     found: list[Line] = []
     for text in "\n".join([_first(record, _MESSAGES, (str,)), *traces]).split("\n", _MOST)[:_MOST]:
         line = split(text.rstrip("\r"))
