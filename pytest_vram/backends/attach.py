@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import psutil
 
 from pytest_vram.backends.addresses import path_of, root_of
-from pytest_vram.backends.base import Engine, PlanContext, refuse_foreign_keys
+from pytest_vram.backends.answers import PATHS, read
+from pytest_vram.backends.base import Engine, PlanContext, Properties, refuse_foreign_keys
 from pytest_vram.backends.keys import api_key
 from pytest_vram.errors import BadSpec
 from pytest_vram.spec import BackendSpec, LaunchPlan
@@ -59,7 +61,15 @@ class Attach(Engine):
 
     def capabilities(self, spec: BackendSpec) -> frozenset[str]:
         """An OpenAI-compatible server; it is not ours to restart."""
-        return frozenset({"chat", "completions", "token-counts", "process"})
+        return frozenset({"chat", "completions", "token-counts", "process", "properties"})
+
+    def property_paths(self) -> tuple[str, ...]:
+        """Those of every engine whose answers can be read."""
+        return PATHS
+
+    def properties(self, answers: Mapping[str, object]) -> Properties:
+        """See :func:`pytest_vram.backends.answers.read`."""
+        return read(answers)
 
 
 def _runs(pid: int) -> bool:

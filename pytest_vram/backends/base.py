@@ -20,7 +20,7 @@ CAPABILITIES: dict[str, str] = {
     "token-counts": "token counts of prompts and answers in `usage`",
     "timings": "the server times its own prompt and decode phases",
     "tokenize": "the server tokenizes text on request",
-    "properties": "the server reports its context and slots",
+    "properties": "the server can be asked for its model, context and slots",
     "layers": "the boot log says which layers are on the device",
     "restart": "this run owns the server and can start it again",
     "host-caches-off": "host-side prompt caches can be switched off",
@@ -29,12 +29,31 @@ CAPABILITIES: dict[str, str] = {
 
 
 class Properties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a running server says of itself; ``None`` where it does not say."""
+    """What a running server says of itself; ``None`` where it does not say.
+
+    :ivar model: path of the model. :ivar models: names that it serves. :ivar loaded: names in memory (Ollama).
+    :ivar slot_contexts: context of each slot, in tokens. :ivar context_trained: tokens that the model was trained with.
+    :ivar model_bytes: bytes of its tensors. :ivar projector: images or sound are taken. :ivar draft: a slot speculates.
+    :ivar adapters: how many LoRA adapters there are. :ivar held_bytes: what the engine says the model takes, in bytes,
+        and :ivar device_bytes: the part of it on a device (Ollama). :ivar settings: other settings, named as facts are.
+    """
 
     context: int | None = None
     slots: int | None = None
     context_per_slot: int | None = None
     model: str | None = None
+    models: tuple[str, ...] = ()
+    loaded: tuple[str, ...] = ()
+    slot_contexts: tuple[int, ...] = ()
+    context_trained: int | None = None
+    parameters: int | None = None
+    model_bytes: int | None = None
+    projector: bool | None = None
+    draft: bool | None = None
+    adapters: int | None = None
+    held_bytes: int | None = None
+    device_bytes: int | None = None
+    settings: dict[str, OptionValue] = {}
 
 
 class PlanContext(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,19 +5,21 @@ from __future__ import annotations
 import difflib
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-from pytest_vram.backends import ports
+from pytest_vram.backends import asked, flags, ports
 from pytest_vram.backends.addresses import path_of, root_of
-from pytest_vram.backends.base import Engine, PlanContext, refuse_foreign_keys
+from pytest_vram.backends.answers import PATHS, read
+from pytest_vram.backends.base import Engine, PlanContext, Properties, refuse_foreign_keys
 from pytest_vram.backends.keys import api_key
 from pytest_vram.bootlog import engines as engines_with_logs
 from pytest_vram.bootlog.boot import PHASES
 from pytest_vram.errors import BadSpec, EngineNotFound
 from pytest_vram.paths import expanded
-from pytest_vram.spec import BackendSpec, LaunchPlan
+from pytest_vram.spec import BackendSpec, LaunchPlan, OptionValue
 
 PORT, MODEL = "{port}", "{model}"
 
@@ -67,7 +69,33 @@ class Command(Engine):
 
     def capabilities(self, spec: BackendSpec) -> frozenset[str]:
         """An OpenAI-compatible server that this run owns."""
-        return frozenset({"chat", "completions", "token-counts", "restart", "process"})
+        return frozenset({"chat", "completions", "token-counts", "restart", "process", "properties"})
+
+    def asked(self, spec: BackendSpec) -> Mapping[str, OptionValue]:
+        """What ``argv`` and ``env`` ask of the engine that ``log`` names, under the log's names."""
+        known = None
+        program = asked.program_of(spec.argv, spec.log)
+        if program is not None and spec.log in ("llama-server", "ik_llama"):
+            try:
+                known = flags.help_of(Path(_found(program, spec)))
+            except EngineNotFound:
+                known = None  # a script that does not print the engine's help
+        return asked.of_command(spec.argv, spec.log, env=spec.env, known=known)
+
+    def property_paths(self) -> tuple[str, ...]:
+        """Those of every engine whose answers can be read."""
+        return PATHS
+
+    def properties(self, answers: Mapping[str, object]) -> Properties:
+        """See :func:`pytest_vram.backends.answers.read`."""
+        return read(answers)
+
+
+def _found(program: str, spec: BackendSpec) -> str:
+    path = expanded(program, f"the program in `argv` of [backend.{spec.name}] in {spec.origin}")
+    if path.name == program:
+        return shutil.which(program, path=spec.env.get("PATH")) or program
+    return str(path if path.is_absolute() else Path(spec.base) / path)
 
 
 def _check_patterns(spec: BackendSpec, where: str) -> None:

@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from pytest_vram.backends import binary, flags, gguf_file
+from pytest_vram.backends import asked, binary, flags, gguf_file
+from pytest_vram.backends.answers import read
+from pytest_vram.backends.asked import whole
 from pytest_vram.backends.base import Engine, PlanContext, Properties, refuse_foreign_keys
 from pytest_vram.backends.keys import api_key
 from pytest_vram.errors import BadSpec, EngineNotFound
@@ -46,11 +48,6 @@ REFUSED: dict[str, str] = {
     "cache-list": "it prints and exits",
     "list-devices": "it prints and exits",
     "completion-bash": "it prints and exits",
-}
-_ALIASES = {
-    "gpu-layers": "n-gpu-layers",
-    "log-verbosity": "verbosity",
-    "swa-checkpoints": "ctx-checkpoints",
 }
 #: MiB that ``--fit`` leaves free in builds whose help does not say it.
 _FIT_TARGET = 1024
@@ -153,27 +150,12 @@ class LlamaServer(Engine):
         return frozenset(found)
 
     def asked(self, spec: BackendSpec) -> Mapping[str, OptionValue]:
-        """The options whose effect the boot log states, under the log's names; automatic values are left out."""
-        options: dict[str, Any] = {_ALIASES.get(name, name): value for name, value in spec.options.items()}
-        facts: dict[str, OptionValue] = {}
-        for option, fact in (("ctx-size", "context"), ("parallel", "slots"), ("ubatch-size", "ubatch")):
-            number = _number(options.get(option))
-            if number is not None and number > 0:
-                facts[fact] = number
-        layers = options.get("n-gpu-layers")
-        if layers == "all":
-            facts["layers_offloaded"] = "all"
-        elif (number := _number(layers)) is not None and number >= 0:
-            facts["layers_offloaded"] = number
-        for option, fact in (("cache-type-k", "cache_type_k"), ("cache-type-v", "cache_type_v")):
-            if isinstance(options.get(option), str):
-                facts[fact] = options[option]
-        if options.get("mlock") is True or "mlock" in str(options.get("load-mode", "")):
-            facts["mlock"] = True
-        flash = options.get("flash-attn")
-        if flash in ("on", "off", True, False):
-            facts["flash_attention"] = "enabled" if flash in ("on", True) else "disabled"
-        return facts
+        """The options that decide memory and window, under the log's names; automatic values are left out."""
+        try:
+            known = flags.help_of(binary.locate(spec))
+        except EngineNotFound:
+            known = None
+        return asked.of_llama(spec.options, known, spec.env)
 
     def without_host_caches(self, spec: BackendSpec) -> BackendSpec:
         """The same deployment without prompt cache and context checkpoints in host memory.
@@ -192,34 +174,12 @@ class LlamaServer(Engine):
         return msgspec.structs.replace(spec, options=options)
 
     def property_paths(self) -> tuple[str, ...]:
-        """``/props`` has the context of a slot and their number, ``/slots`` the context of each."""
-        return ("/props", "/slots")
+        """``/props`` has the context of a slot and their number, ``/slots`` each slot's, ``/v1/models`` the model."""
+        return ("/props", "/slots", "/v1/models")
 
     def properties(self, answers: Mapping[str, object]) -> Properties:
-        """Context of one slot, slots and model path; the total only where one slot has all of it.
-
-        With a unified cache every slot reports the whole context, without one its share, and the answers do not say
-        which, so a total of several slots is left to the boot log.
-        """
-        props = answers.get("/props")
-        slots = answers.get("/slots")
-        per_slot = count = None
-        model = None
-        if isinstance(props, dict):
-            settings = props.get("default_generation_settings")
-            per_slot = _number(settings.get("n_ctx")) if isinstance(settings, dict) else None
-            count = _number(props.get("total_slots"))
-            model = props.get("model_path") if isinstance(props.get("model_path"), str) else None
-        if isinstance(slots, list) and slots and all(isinstance(slot, dict) for slot in slots):
-            count = count if count is not None else len(slots)
-            if per_slot is None:
-                per_slot = _number(slots[0].get("n_ctx"))
-        return Properties(
-            context=per_slot if count == 1 else None,
-            slots=count,
-            context_per_slot=per_slot,
-            model=model,
-        )
+        """See :func:`pytest_vram.backends.answers.read`."""
+        return read(answers)
 
 
 def _endpoints(argv: Sequence[str]) -> list[str]:
@@ -228,16 +188,6 @@ def _endpoints(argv: Sequence[str]) -> list[str]:
     values += [word.partition("=")[2] for word in argv if word.startswith("--rpc=")]
     parts = [part.strip() for value in values for part in value.split(",")]
     return [part for part in parts if part.rpartition(":")[2].isdigit()]
-
-
-def _number(value: object) -> int | None:
-    if isinstance(value, bool) or value is None:
-        return None
-    if isinstance(value, int):
-        return value
-    if isinstance(value, str) and re.fullmatch(r"-?\d+", value.strip()):
-        return int(value)
-    return int(value) if isinstance(value, float) and value.is_integer() else None
 
 
 def _given(options: Mapping[str, object], known: flags.Help, *names: str) -> bool:
@@ -252,7 +202,7 @@ def _take_port(options: dict[str, Any], where: str) -> int:
     """Remove ``port`` from the options: 0 lets the system choose, and is what most should keep."""
     if "port" not in options:
         return 0
-    port = _number(options.pop("port"))
+    port = whole(options.pop("port"))
     if port is None or not 0 <= port <= 65535:
         raise BadSpec(f"option 'port' ({where}) must be a number from 0 (any free port) to 65535")
     return port
@@ -269,7 +219,7 @@ def _check_verbosity(options: Mapping[str, Any], known: flags.Help, where: str) 
         return
     flag = known.find("verbosity")
     for spelling in flag.names if flag is not None else ():
-        level = _number(options.get(spelling))
+        level = whole(options.get(spelling))
         if spelling in options and (level is None or level < VERBOSITY):
             raise BadSpec(
                 f"option {spelling!r} ({where}) must be {VERBOSITY} or more: below it this build does not print its"

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -25,6 +25,9 @@ from pytest_vram.keeper.messages import Acquire, Restart, Running, Stop, Turn
 from pytest_vram.ledger import Ledger, combined
 from pytest_vram.readings import Reading
 from pytest_vram.spec import BackendSpec, LaunchPlan, OptionValue
+
+if TYPE_CHECKING:
+    from pytest_vram.backends.listening import Listening
 
 __tracebackhide__ = of_ours
 
@@ -256,9 +259,16 @@ class RunningBackend:
             try:
                 answers[path] = self.client.get(path)
             except RequestFailed as error:
-                if error.status not in (403, 404, 405, 501):  # endpoints that a build lacks or has switched off
+                # Endpoints that a build lacks or has switched off; other programs answer them with a page of theirs.
+                if error.status is None or (error.status >= 300 and error.status not in (400, 403, 404, 405, 501)):
                     raise
         return engine.properties(answers)
+
+    def listening(self) -> Listening:
+        """Who holds the socket that requests to it reach now, and whether that is this boot's; see ``judge_fresh``."""
+        from pytest_vram.backends.listening import look
+
+        return look(self.running, own_port=self.plan.own_port)
 
     def restart(self) -> None:
         """Stop the server and start it again; this object then stands for the new generation."""

@@ -72,6 +72,8 @@ _RULES: tuple[Rule, ...] = (
     ("failed to mlock", r"\bfailed to mlock \d+-byte buffer", ("mlock",), lambda: False),
     ("failed to VirtualLock", r"\bfailed to VirtualLock \d+-byte buffer", ("mlock",), lambda: False),
     ("kv_unified", r"\bkv_unified\s+= (true|false)", ("kv_unified",), _switch),
+    ("freq_base ", r"\bfreq_base\s+= (\d{1,12}(?:\.\d{1,9})?)\s*$", ("rope_freq_base",), float),
+    ("freq_scale ", r"\bfreq_scale\s+= (\d{1,12}(?:\.\d{1,9})?)\s*$", ("rope_freq_scale",), float),
     ("reserve took", r"\breserve took (\d{1,12}(?:\.\d{1,6})?) ms", ("reserve_seconds",), _milliseconds),
     ("graph splits", r"\bgraph splits = (\d+)", ("graph_splits",), count),
     (
@@ -91,6 +93,8 @@ _SERVER: tuple[Rule, ...] = (
     ("prompt cache is enabled", r"size limit: (\d+) (MiB)", ("prompt_cache_limit_bytes",), _bytes),
     ("prompt cache is disabled", r"prompt cache is (disabled)", ("prompt_cache",), _switch),
     ("prompt cache is enabled", r"prompt cache is (enabled)", ("prompt_cache",), _switch),
+    ("checkpoints enabled", r"context checkpoints enabled, max = (\d{1,9})", ("checkpoints",), count),
+    ("checkpoints disabled", r"context checkpoints disabled", ("checkpoints",), lambda: 0),
     ("projected to use", r"projected to use (\d+) (MiB) of device", ("projected_device_bytes",), _bytes),
     ("projected to use", r"projected to use (\d+) (MiB) of host", ("projected_host_bytes",), _bytes),
     ("context size reduced", r"context size reduced from (\d+) to", ("context_reduced_from",), count),

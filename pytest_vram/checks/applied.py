@@ -6,22 +6,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pytest_vram.backends.base import Properties
+from pytest_vram.bootlog import Boot
 from pytest_vram.checks.finding import Finding
-from pytest_vram.checks.wording import amount, block, provenance
-from pytest_vram.readings import Measured, Reading, Unmeasurable
+from pytest_vram.checks.shown import EVERYTHING, Sources, context_holds, of_setting
+from pytest_vram.checks.wording import block
 from pytest_vram.spec import OptionValue
+from pytest_vram.units import mib
 
-#: llama.cpp rounds a context up to a multiple of this many tokens.
-CONTEXT_STEP = 256
-#: Counts that may be asked for as "all", or as more than there are.
-_EVERYTHING = ("all", "max")
 #: The setting, and the fact, that the model's memory is locked.
 LOCKED = "mlock"
-_UNLOCKED = (
-    "the engine could not lock the model's memory, so the kernel may page it out when host memory is short, and"
-    " requests then wait for the disk; raise the limit of the user (`ulimit -l`, RLIMIT_MEMLOCK) or remove the option"
-)
-_SWITCHES = {"on": True, "true": True, "enabled": True, "off": False, "false": False, "disabled": False}
 
 
 def judge_applied(
@@ -29,37 +22,49 @@ def judge_applied(
     facts: Mapping[str, Any],
     *,
     properties: Properties | None = None,
+    boot: Boot | None = None,
     warnings: Iterable[str] = (),
     check: str = "applied",
 ) -> Finding | None:
-    """Hold every setting of ``asked`` against the boot log's facts, and the context against the running server.
+    """Hold every setting of ``asked`` against the boot log's facts, the printed buffers and the running server.
+
+    Every source that speaks of a setting must agree with what was asked for. A setting of which none speaks is named
+    as not provable: it may have been applied, and nothing shows it.
 
     :param asked: :meth:`pytest_vram.backends.base.Engine.asked`, in the words of the facts.
     :param facts: :attr:`pytest_vram.bootlog.Boot.facts`.
-    :param warnings: the boot's warnings, which often name the cause.
-    :returns: failed where a setting took another value, inconclusive where the log does not say.
+    :param properties: what the running server says of itself.
+    :param boot: the whole boot, by whose buffers settings of placement are judged.
+    :param warnings: the boot's warnings, which often name the cause; those of ``boot`` count besides.
+    :returns: failed where a setting took another value, inconclusive where no source says.
     """
+    told = list(dict.fromkeys([*warnings, *(boot.warnings if boot is not None else ())]))
+    sources = Sources(
+        facts=facts,
+        properties=properties or Properties(),
+        entries=boot.entries if boot is not None else (),
+        complete=boot is not None and boot.evidence == "complete",
+        devices=boot.devices if boot is not None else {},
+        warnings=told,
+    )
     wrong: list[tuple[str, str]] = []
     silent: list[str] = []
     for name, value in asked.items():
-        if name == LOCKED and name not in facts:
-            continue  # the engine says only when it could not
-        if name not in facts:
+        found = of_setting(name, value, sources)
+        if not found:
             silent.append(name)
-            continue
-        problem = _difference(name, value, facts)
-        if problem is not None:
-            wrong.append((name, problem))
-    if properties is not None:
-        wrong.extend(_properties(asked, properties))
-    told = [("warning", text) for text in warnings]
+        wrong.extend((name, shown.problem) for shown in found if shown.problem)
+    warned = [("warning", text) for text in told]
     if wrong:
         names = ", ".join(dict.fromkeys(name for name, _ in wrong))
-        rows = [*wrong, *((name, "the boot log does not say") for name in silent), *told]
+        rows = [*wrong, *((name, "not provable: neither the boot log nor the server says") for name in silent), *warned]
         return _finding(check, "failed", "setting not applied", f"Asked for, but not in effect: {names}.", rows)
     if silent:
-        rows = [(name, f"asked for {asked[name]!r}, the boot log does not say") for name in silent] + told
-        title = "What the boot log leaves open cannot be called applied; raise the engine's log verbosity."
+        rows = [(name, f"asked for {asked[name]!r}, and no source says what became of it") for name in silent] + warned
+        title = (
+            f"Asked for, and not provable: {', '.join(silent)}. What neither the boot log nor the server shows cannot"
+            " be called applied; a higher verbosity of the engine's log may show it."
+        )
         return _finding(check, "inconclusive", "settings not provable", title, rows)
     return None
 
@@ -85,7 +90,7 @@ def judge_context(
     if not found:
         title = f"A context of {asked} tokens was asked for; neither the boot log nor the server says what is served."
         return _finding(check, "inconclusive", "context not provable", title, [])
-    wrong = [(name, f"{context} tokens") for name, context in found.items() if not _context_holds(asked, context)]
+    wrong = [(name, f"{context} tokens") for name, context in found.items() if not context_holds(asked, context)]
     if not wrong:
         return None
     return _finding(check, "failed", "context not served", f"A context of {asked} tokens was asked for.", wrong)
@@ -104,7 +109,7 @@ def judge_layers(asked: int | str | None, facts: Mapping[str, Any], *, check: st
             return _finding(check, "inconclusive", "layers not provable", title, [])
     total = int(facts["layers_offloadable"])
     real = int(facts["layers_on_device_real"])
-    want = total if asked is None or asked in _EVERYTHING else min(int(asked), total)
+    want = total if asked is None or asked in EVERYTHING else min(int(asked), total)
     if real == want:
         return None
     rows = [("said by the engine", f"{facts['layers_offloaded']}/{total} layers")]
@@ -114,69 +119,48 @@ def judge_layers(asked: int | str | None, facts: Mapping[str, Any], *, check: st
     return _finding(check, "failed", "layers not on the device", title, rows)
 
 
-def judge_loaded(at_start: Measured, at_ready: Measured, *, check: str = "loaded") -> Finding | None:
-    """Hold the server's memory at ``ready`` against that at ``start``: a model that was loaded takes memory."""
-    for when, figure in (("start", at_start), ("ready", at_ready)):
-        if isinstance(figure, Unmeasurable):
-            title = f"The server's memory at {when} could not be measured: {figure.reason}."
-            return _finding(check, "inconclusive", "load not provable", title, [])
-    assert isinstance(at_start, Reading)
-    assert isinstance(at_ready, Reading)
-    if at_ready.bytes > at_start.upper:
+def judge_experts(
+    printed: int, *, moved: int, unmoved: int, asked: object = "", check: str = "experts"
+) -> Finding | None:
+    """Hold the weights that the log shows on the host against estimates of them, with experts kept there and without.
+
+    A log says nothing of ``n-cpu-moe`` itself below its highest verbosity; where the weights lie shows it.
+
+    :param printed: bytes of weights on the host by the boot log. :param moved: bytes there by the estimate of what was
+        asked for. :param unmoved: the same without the option.
+    """
+    rows = [("printed", mib(printed)), ("with it, about", mib(moved)), ("without it, about", mib(unmoved))]
+    if moved <= unmoved:
+        title = "By the estimate the option moves nothing of this model to the host."
+        return _finding(check, "failed", "setting without effect", title, rows)
+    if abs(printed - moved) <= max(0.1 * (moved - unmoved), 0.02 * moved):
         return None
-    rows = [
-        ("at start", f"{amount(at_start)} ({provenance(at_start)})"),
-        ("at ready", f"{amount(at_ready)} ({provenance(at_ready)})"),
-    ]
-    if at_ready.upper <= at_start.bytes:
-        title = "The server holds no more memory when it is ready than when it started: nothing was loaded by it."
-        return _finding(check, "failed", "nothing was loaded", title, rows)
-    title = "The server's memory at start and at ready cannot be told apart."
-    return _finding(check, "inconclusive", "load not provable", title, rows)
+    if abs(printed - unmoved) <= max(0.1 * (moved - unmoved), 0.02 * unmoved):
+        title = f"Experts of {asked or 'some'} layers were to stay on the host; by the weights there, none did."
+        return _finding(check, "failed", "experts not on the host", title, rows)
+    title = "The weights on the host are those of neither estimate, so where the experts are cannot be told."
+    return _finding(check, "inconclusive", "experts not provable", title, rows)
 
 
-# ---------------------------------------------------------------- comparing
+def judge_counted(
+    sent: int, counted: int | None, *, context: int | None = None, check: str = "counted"
+) -> Finding | None:
+    """Hold the tokens that a server says it read of a prompt against those that were sent.
 
+    A server that cuts a prompt to its own context answers with status 200 and fewer tokens. Tokens of a chat template
+    must be in ``sent``.
 
-def _context_holds(asked: int, served: int) -> bool:
-    return asked <= served < asked + CONTEXT_STEP
-
-
-def _difference(name: str, value: OptionValue, facts: Mapping[str, Any]) -> str | None:
-    real = facts[name]
-    if name == "context" and isinstance(value, int) and isinstance(real, int):
-        return None if _context_holds(value, real) else f"asked for {value}, got {real}"
-    if name == LOCKED:
-        return None if real == value else _UNLOCKED
-    if name == "layers_offloaded":
-        total = facts.get("layers_offloadable")
-        want = total if value in _EVERYTHING else value
-        if isinstance(want, int) and isinstance(total, int):
-            want = min(want, total)
-        if want != real:
-            return f"asked for {value}, got {real} of {total}"
-        if want and facts.get("layers_on_device_real") == 0:
-            return f"the engine says {real} of {total}, but no buffer of the model is on a device"
+    :param counted: ``usage.prompt_tokens``; ``None`` where the server does not count.
+    :param context: the context asked for in tokens, which a message names.
+    """
+    if counted is None:
+        return _finding(check, "inconclusive", "tokens not counted", "The server counts no tokens of prompts.", [])
+    if counted >= sent:
         return None
-    return None if _plain(value) == _plain(real) else f"asked for {value}, got {real}"
-
-
-def _plain(value: object) -> object:
-    """Values in one spelling: ``on``, ``true``, ``enabled`` and 1 say the same, as do ``F16`` and ``f16``."""
-    if isinstance(value, str):
-        word = value.strip().lower()
-        return _SWITCHES.get(word, word)
-    return value
-
-
-def _properties(asked: Mapping[str, OptionValue], properties: Properties) -> list[tuple[str, str]]:
-    wrong: list[tuple[str, str]] = []
-    context, slots = asked.get("context"), asked.get("slots")
-    if isinstance(context, int) and properties.context is not None and not _context_holds(context, properties.context):
-        wrong.append(("context", f"asked for {context}, the running server serves {properties.context}"))
-    if isinstance(slots, int) and properties.slots is not None and properties.slots != slots:
-        wrong.append(("slots", f"asked for {slots}, the running server has {properties.slots}"))
-    return wrong
+    rows = [("sent", f"{sent:,} tokens"), ("read by the server", f"{counted:,} tokens")]
+    if context is not None:
+        rows.append(("asked for", f"a context of {context:,} tokens"))
+    return _finding(check, "failed", "prompt cut", "A prompt was cut in silence.", rows)
 
 
 def _finding(check: str, verdict: str, section: str, title: str, rows: list[tuple[str, str]]) -> Finding:
