@@ -100,6 +100,8 @@ class Handler(BaseHTTPRequestHandler):
         with lock:
             if fault == "leaks":
                 hold(20)
+            if fault == "unloads":
+                held.clear()
         rate = 1.0 if fault == "slow" else 100.0
         made = request.get("max_tokens") or 8
         text = "" if fault == "mute" else "word " * made
@@ -112,15 +114,16 @@ class Handler(BaseHTTPRequestHandler):
 if "--help" in sys.argv:
     print(HELP)
     sys.exit(0)
+clock = "9.00" if fault == "replays" else "0.00"
 CONTEXT = 2048 if fault == "shrinks" else int(option("--ctx-size", "4096"))
 print("0.00.004.849 I cmn  common_param: common_params_print_info: build 1 (fake)", file=sys.stderr)
 print("0.00.194.102 I load_tensors: loading model tensors, this can take a while...", file=sys.stderr, flush=True)
 time.sleep(0.1)
-hold(24)
+hold(200 if fault == "unloads" else 24)
 if fault != "silent":
     print(BUFFERS.format(context=CONTEXT), file=sys.stderr)
 server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 port = server.server_address[1]
-print("0.00.300.000 I srv  llama_server: model loaded", file=sys.stderr)
-print(f"0.00.300.001 I srv  llama_server: listening on http://127.0.0.1:{port}", file=sys.stderr, flush=True)
+print(f"{clock}.300.000 I srv  llama_server: model loaded", file=sys.stderr)
+print(f"{clock}.300.001 I srv  llama_server: listening on http://127.0.0.1:{port}", file=sys.stderr, flush=True)
 server.serve_forever()

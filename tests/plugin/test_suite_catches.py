@@ -68,6 +68,8 @@ def test_sound_deployment_passes(tmp_path: Path) -> None:
         ("endless", "test_context", {"test_prompt_over_the_context_is_refused"}),
         ("shrinks", "test_applied", {"test_boot_log_shows_what_was_asked", "test_server_of_this_run_reports_it"}),
         ("stranger", "test_applied", {"test_server_of_this_run_reports_it"}),
+        ("replays", "test_applied", {"test_it_was_booted_by_this_run"}),
+        ("unloads", "test_applied", {"test_memory_stays_while_it_answers"}),
         ("silent", "test_boot", {"test_boot_log_explains_the_memory"}),
         ("leaks", "test_idle", {"test_idle_memory_returns_after_five_turns"}),
         ("slow", "test_throughput", {"test_decode_rate_is_above_its_floor"}),
