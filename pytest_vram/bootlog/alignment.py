@@ -74,7 +74,7 @@ def align(boot: Boot, samples: Samples) -> Aligned:
             names = {label: series[label] for label in by_step}
             return Aligned(names, by_step, found.before, _NO_CLOCK, (*notes, *unknown))
     if shift is None or not series:
-        why = reason or (unknown[0] if unknown else "no samples are of a device of this boot")
+        why = (unknown[0] if unknown and not series else reason) or "no samples are of a device of this boot"
         return Aligned(series, {}, {}, "", tuple(notes), why)
     places = {label: _placed(boot, one, shift) for label, one in series.items()}
     for label, stepped in by_step.items():
@@ -281,6 +281,7 @@ def _stepped(boot: Boot, series: Series, fit: Fit, wanted: tuple[Level, ...]) ->
     places: list[Place] = []
     values = list(series.values)
     order = [level.phase for level in wanted]
+    blurred = [level.phase for level in wanted if level.blurred]
     top = fit.reached.get(order[-1])
     before_first = True
     done = fit.start
@@ -290,11 +291,13 @@ def _stepped(boot: Boot, series: Series, fit: Fit, wanted: tuple[Level, ...]) ->
             first, last = fit.reached[span.name]
             # The level stands until the next step: who is on it may be in the next phase already, at the same height.
             end = last if span.name != order[-1] else first
-            places.append(Place(values[done + (not before_first) : end + 1], []))
+            on_it = values[done + (not before_first) : end + 1]
+            places.append(Place([], on_it) if span.name in blurred else Place(on_it, []))
             done, before_first = end, False
         elif place >= _after(boot, order[-1]) and top is not None:
             rest = values[top[0] + 1 :]
-            places.append(Place(rest, []) if len(late) == 1 else Place([], rest))
+            alone = len(late) == 1 and order[-1] not in blurred
+            places.append(Place(rest, []) if alone else Place([], rest))
         else:
             places.append(Place([], []))
     return places

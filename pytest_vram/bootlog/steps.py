@@ -29,10 +29,14 @@ _FLAT = 2 * MIB
 
 
 class Level(NamedTuple):
-    """``bytes`` printed on the device when ``phase`` is over."""
+    """``bytes`` printed on the device when ``phase`` is over.
+
+    ``blurred``: a phase beside it took too little for a level of its own, so that samples on this one may be of that.
+    """
 
     phase: Phase
     bytes: int
+    blurred: bool = False
 
 
 class Climb(NamedTuple):
@@ -74,8 +78,9 @@ def levels(boot: Boot, label: str) -> tuple[Level, ...]:
             continue
         sum_so_far += by_phase[name]
         if found and sum_so_far - found[-1].bytes < least:
-            continue  # too small a step to be seen
-        found.append(Level(name, sum_so_far))
+            found[-1] = found[-1]._replace(blurred=True)
+            continue
+        found.append(Level(name, sum_so_far, bool(found) and found[-1].blurred))
     return tuple(found)
 
 
@@ -101,7 +106,7 @@ def climbs(series: Series, within: int) -> tuple[Climb, ...]:
 
 
 def fits(series: Series, wanted: Sequence[Level]) -> tuple[Fit, ...]:
-    """Every climb of the samples in which at least two of the levels stand as far apart as was printed."""
+    """Every climb of the samples in which the first and the last level, at least, stand as far apart as was printed."""
     if len(wanted) < 2:
         return ()
     within = near(wanted[-1].bytes)
@@ -116,9 +121,9 @@ def _fit(climb: Climb, wanted: Sequence[Level], within: int) -> Fit | None:
         below = one[0] - level.bytes
         if not climb.base - within <= below <= climb.base + MOST_UNPRINTED:
             continue
-        reached = _reached(stood, wanted, below, within)
-        if len(reached) < 2:
-            continue
+        reached = _reached(climb, wanted, below, within)
+        if wanted[0].phase not in reached or wanted[-1].phase not in reached:
+            continue  # part of a boot looks like another part where two buffers are of one size
         if not best or len(reached) > len(best[0]):
             best = [reached]
         elif len(reached) == len(best[0]) and reached not in best:
@@ -128,12 +133,10 @@ def _fit(climb: Climb, wanted: Sequence[Level], within: int) -> Fit | None:
     return Fit(climb.base, climb.plateaus[0][1], best[0])
 
 
-def _reached(
-    stood: Sequence[tuple[int, int, int]], wanted: Sequence[Level], below: int, within: int
-) -> dict[Phase, tuple[int, int]]:
+def _reached(climb: Climb, wanted: Sequence[Level], below: int, within: int) -> dict[Phase, tuple[int, int]]:
     reached: dict[Phase, tuple[int, int]] = {}
     for level in wanted:
-        here = [one for one in stood if abs(one[0] - below - level.bytes) <= within]
-        if here:
+        here = [one for one in climb.plateaus if abs(one[0] - below - level.bytes) <= within]
+        if any(last > first for _, first, last in here):
             reached[level.phase] = (here[0][1], here[-1][2])
     return reached
