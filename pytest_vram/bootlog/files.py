@@ -1,5 +1,8 @@
 """A log as it lies on disk: any size, compressed by gzip or not, in UTF-8 or as PowerShell writes it.
 
+Files of the kernel (``/proc``, ``/sys``) have no size, can often be read once only, and some wait for what comes next:
+they are read as they are at the moment, and kept in a temporary file.
+
 Read in blocks of whole lines, so that its size decides no memory. What is no text is refused by its beginning.
 """
 
@@ -9,8 +12,8 @@ import codecs
 import contextlib
 import gzip
 import io
+import os
 import re
-import shutil
 import stat
 import tempfile
 import zlib
@@ -27,9 +30,20 @@ BLOCK = 1 << 20
 LONGEST_LINE = 1 << 17
 #: Bytes that a compressed log may unpack to: a few KB can hold terabytes.
 MOST_UNPACKED = 8 << 30
+#: Bytes of a stream that are kept, and of a file of the kernel: some never end.
+MOST_KEPT, MOST_OF_KERNEL = 16 << 30, 64 << 20
 #: Bytes by which a file is judged to be a text or not.
 _SNIFF = 1 << 18
-_BOMS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+#: That of UTF-32 first: it begins as that of UTF-16 does.
+_BOMS = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF32_LE: "utf-32-le",
+    codecs.BOM_UTF32_BE: "utf-32-be",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
+#: Encoding of a text without a mark → bytes of a character, and which of them an ASCII character is.
+_WIDE = {"utf-32-le": (4, 0), "utf-32-be": (4, 3), "utf-16-le": (2, 0), "utf-16-be": (2, 1)}
 #: Characters that no log has many of; colours of a terminal begin with an escape.
 _NO_TEXT = re.compile("[\\x00-\\x06\\x0e-\\x1a\\x1c-\\x1f\\x7f\ufffd]")
 _ASCII = bytes(range(1, 128))
@@ -60,22 +74,30 @@ class Log:
     def beginning(self) -> bytes:
         """The first bytes, without those that a file has which was emptied while somebody wrote to it.
 
+        A whole character at most is left of those, so that what is wider than a byte can be told.
+
         :raises BadInput: it cannot be read.
         """
-        head = b""
         for block in self._raw():
-            head = block.strip(b"\0")
-            if head:
-                break
-        return head[:_SNIFF]
+            zeros = len(block) - len(block.lstrip(b"\0"))
+            if zeros < len(block):
+                return block[zeros - zeros % 4 : zeros + _SNIFF].rstrip(b"\0")
+        return b""
 
     def blocks(self) -> Iterator[bytes]:
         """The log as UTF-8, in blocks that end with a line; of lines that never end, the beginning.
 
+        Carriage returns end lines where nothing else does, as of a progress bar, or of what a terminal recorded.
+
         :raises BadInput: it cannot be read.
         """
         rest = b""
+        returns: bool | None = None
         for block in self._text():
+            if returns is None:
+                returns = b"\n" not in block and b"\r" in block
+            if returns:
+                block = block.replace(b"\r", b"\n")
             data = rest + block if rest else block.lstrip(b"\0")
             cut = data.rfind(b"\n") + 1
             if cut:
@@ -112,8 +134,7 @@ class Log:
                 else:
                     yield block
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise BadInput(f"{self.origin} cannot be read: {reason}") from None
+            raise BadInput(f"{self.origin} cannot be read: {reason(error)}") from None
 
     def _read(self) -> bytes:
         if not self._packed:
@@ -140,11 +161,15 @@ def opened(path: Path) -> Iterator[Log]:
     :raises BadInput: it is no file, or cannot be opened; in one sentence.
     """
     with opened_file(path) as stream:
-        yield log_of(stream, str(path))
+        if os.fstat(stream.fileno()).st_size:
+            yield log_of(stream, str(path))
+        else:
+            with spooled(stream, str(path), MOST_OF_KERNEL) as log:
+                yield log
 
 
 def opened_file(path: Path) -> io.BufferedReader:
-    """A file for reading.
+    """A file for reading; where nothing is there to be read, such as in some of the kernel's, nothing is waited for.
 
     :raises BadInput: it is no file, or cannot be opened.
     """
@@ -154,10 +179,18 @@ def opened_file(path: Path) -> io.BufferedReader:
             raise BadInput(f"{path} is a folder: give the log file itself")
         if not stat.S_ISREG(mode):
             raise BadInput(f"{path} is a device or a pipe and not a file: `vram boot -` reads standard input")
-        return path.open("rb")
+        return open(path, "rb", opener=_without_waiting)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise BadInput(f"{path} cannot be read: {reason}") from None
+        raise BadInput(f"{path} cannot be read: {reason(error)}") from None
+
+
+def reason(error: OSError | ValueError) -> str:
+    """What is wrong, in the system's words."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def log_of(stream: io.BufferedIOBase, origin: str) -> Log:
@@ -166,10 +199,10 @@ def log_of(stream: io.BufferedIOBase, origin: str) -> Log:
     :raises BadInput: it is packed in a way that is not read here.
     """
     try:
-        packer = packed_by(stream.read(8))
+        packer = packed_by(stream.read(8) or b"")
         stream.seek(0)
     except OSError as error:
-        raise BadInput(f"{origin} cannot be read: {error.strerror}") from None
+        raise BadInput(f"{origin} cannot be read: {reason(error)}") from None
     if packer == "gzip":
         return Log(gzip.GzipFile(fileobj=stream), origin, packed=True)
     if packer is not None:
@@ -188,19 +221,40 @@ def log_of_text(text: str) -> Log:
 
 
 @contextlib.contextmanager
-def spooled(stream: BinaryIO, origin: str) -> Iterator[Log]:
-    """The log of a stream that can be read only once, such as a pipe; it is kept in a temporary file meanwhile."""
-    with tempfile.TemporaryFile() as kept:
-        shutil.copyfileobj(stream, kept, BLOCK)
-        kept.seek(0)
-        yield log_of(kept, origin)
+def spooled(stream: BinaryIO, origin: str, most: int = MOST_KEPT) -> Iterator[Log]:
+    """The log of a stream that can be read only once, such as a pipe; it is kept in a temporary file meanwhile.
+
+    :param most: bytes of it.
+    :raises BadInput: it cannot be read, or there is no room for it.
+    """
+    with contextlib.ExitStack() as stack:
+        left = most
+        try:
+            kept = stack.enter_context(tempfile.TemporaryFile())
+            while left > 0 and (block := _next(stream, min(BLOCK, left), origin)):
+                kept.write(block)
+                left -= len(block)
+            kept.seek(0)
+        except OSError as error:
+            raise BadInput(f"{origin} cannot be kept in a temporary file to be read: {reason(error)}") from None
+        log = log_of(kept, origin)
+        if left <= 0:
+            log.notes.append(f"{origin} goes on after {mib(most)}, of which no more was read")
+        yield log
+
+
+def _next(stream: BinaryIO, size: int, origin: str) -> bytes:
+    try:
+        return stream.read(size) or b""  # None where there may be more, but not now
+    except OSError as error:
+        raise BadInput(f"{origin} cannot be read: {reason(error)}") from None
 
 
 def strange(head: bytes) -> bool:
     """Whether this beginning of a file is no text."""
     if encoding_of(head) != "utf-8":
         return False
-    text = head.decode("utf-8", "replace").removesuffix("\ufffd")  # a character that was cut
+    text = head.lstrip(b"\0").decode("utf-8", "replace").removesuffix("\ufffd")  # a character that was cut
     return len(_NO_TEXT.findall(text)) > len(text) // 20
 
 
@@ -209,9 +263,11 @@ def encoding_of(head: bytes) -> str:
     for mark, name in _BOMS.items():
         if head.startswith(mark):
             return name
-    even, odd = head[0::2], head[1::2]
-    if len(odd) > 8 and odd.count(0) > len(odd) * 9 // 10 and not even.count(0):
-        foreign = len(even.translate(None, _ASCII))
-        if foreign < len(even) // 10:
-            return "utf-16-le"  # without a mark, as a part of such a file has none
+    for name, (width, place) in _WIDE.items():  # without a mark, as a part of such a file has none
+        low = head[place::width]
+        zeros = len(head) - len(low) - (head.count(0) - low.count(0))  # among the other bytes: those that are none
+        if len(low) <= 8 or low.count(0) or zeros * 10 >= len(head) - len(low):
+            continue
+        if len(low.translate(None, _ASCII)) * 10 < len(low):
+            return name
     return "utf-8"

@@ -15,8 +15,8 @@ class Grammar(Protocol):
 
     :ivar words: finds something in every line that this grammar may learn from; ``None``: all lines must be fed. A
         reader of long logs leaves the other lines out, and tells their number to :meth:`skip`. An alternation of plain
-        phrases (``a phrase|another``) is looked for several times faster than any other pattern; the fewer lines hold
-        one, the better.
+        phrases (``a phrase|an(?:other|d)``) is looked for several times faster than any other pattern; the fewer lines
+        hold one, the better.
 
     A grammar may also have ``noise``: a pattern of the beginnings of lines of which there are very many, and which
     :meth:`feed` ignores whatever else they hold (ASCII, nothing captured). Runs of them are passed over at once.

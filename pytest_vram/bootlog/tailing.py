@@ -6,14 +6,17 @@ import codecs
 import contextlib
 import io
 import os
+import re
 from pathlib import Path
 from types import TracebackType
 
-from pytest_vram.bootlog.files import BLOCK, LONGEST_LINE, encoding_of, opened_file, packed_by
+from pytest_vram.bootlog.files import BLOCK, LONGEST_LINE, encoding_of, opened_file, packed_by, reason
 from pytest_vram.errors import BadInput
 
 #: Bytes by which the encoding of a file is known.
 _ENOUGH = 16
+#: As long as a file has no line feed, a carriage return ends a line: that of a progress bar.
+_OTHER_END = re.compile(r"\n|\r(?=[^\n])")
 
 
 class Tail:
@@ -29,9 +32,14 @@ class Tail:
         self._decoder: codecs.IncrementalDecoder | None = None
         self._rest = ""
         self._place = 0
+        self._feeds = False
         self.fresh = 0
-        head = self._stream.read(_ENOUGH)
-        self._stream.seek(0)
+        try:
+            head = self._stream.read(_ENOUGH) or b""
+            self._stream.seek(0)
+        except OSError as error:
+            self._stream.close()
+            raise BadInput(f"{path} cannot be read: {reason(error)}") from None
         packer = packed_by(head)
         if packer is not None:
             self._stream.close()
@@ -51,7 +59,8 @@ class Tail:
         if not block:
             return []
         text = self._rest + self._decoded(block)
-        *lines, rest = text.split("\n")
+        self._feeds = self._feeds or "\n" in text
+        *lines, rest = text.split("\n") if self._feeds else _OTHER_END.split(text)
         self._rest = rest[:LONGEST_LINE]
         return lines
 
@@ -61,17 +70,18 @@ class Tail:
         return [rest] if rest else []
 
     def _begin(self) -> None:
+        self._feeds = False
         self._decoder = None
         self._rest = ""
         self._place = 0
 
     def _read(self) -> bytes:
         try:
-            block = self._stream.read(BLOCK)
+            block = self._stream.read(BLOCK) or b""  # None: there may be more to wait for
             if not block and self._replaced():
-                block = self._stream.read(BLOCK)
+                block = self._stream.read(BLOCK) or b""
         except OSError as error:
-            raise BadInput(f"{self._path} cannot be read any more: {error.strerror}") from None
+            raise BadInput(f"{self._path} cannot be read any more: {reason(error)}") from None
         self._place += len(block)
         return block
 
@@ -96,7 +106,8 @@ class Tail:
 
     def _decoded(self, block: bytes) -> str:
         if self._decoder is None:
-            name = encoding_of(block.lstrip(b"\0"))
+            zeros = len(block) - len(block.lstrip(b"\0"))
+            name = encoding_of(block[zeros - zeros % 4 :].rstrip(b"\0"))
             self._decoder = codecs.getincrementaldecoder(name)("replace")
             return self._decoder.decode(block).lstrip("\0").removeprefix("\ufeff")
         return self._decoder.decode(block)

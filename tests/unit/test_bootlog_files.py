@@ -6,6 +6,8 @@ import gzip
 import io
 import os
 import re
+import stat
+import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,6 +22,7 @@ from pytest_vram.bootlog.boots import Boots
 from pytest_vram.bootlog.files import log_of_text, opened
 from pytest_vram.bootlog.grammar import recognise
 from pytest_vram.bootlog.scanning import hand_over
+from pytest_vram.bootlog.sieve import Sieve, phrases_of
 from pytest_vram.bootlog.tailing import Tail
 from pytest_vram.errors import BadInput
 
@@ -55,6 +58,14 @@ def as_file(tmp_path: Path, content: bytes) -> Path:
         lambda text: text.encode("utf-16"),
         lambda text: b"\xfe\xff" + text.encode("utf-16-be"),
         lambda text: text.encode("utf-16-le"),
+        lambda text: text.encode("utf-16-be"),
+        lambda text: text.encode("utf-16-le")[1:],
+        lambda text: text.encode("utf-32"),
+        lambda text: b"\0\0\xfe\xff" + text.encode("utf-32-be"),
+        lambda text: text.encode("utf-32-le"),
+        lambda text: text.encode("utf-32-be"),
+        lambda text: text.replace("\n", "\r").encode(),
+        lambda text: text.replace("\n", "\r").encode("utf-16"),
         lambda text: text.replace("\n", "\r\n").encode("utf-16"),
         lambda text: gzip.compress(text.encode()),
         lambda text: gzip.compress(text.encode("utf-16")),
@@ -64,7 +75,8 @@ def as_file(tmp_path: Path, content: bytes) -> Path:
     ],
 )
 def test_encodings(tmp_path: Path, written: Callable[[str], bytes]) -> None:
-    """A log in UTF-8, in UTF-16, packed, without a last line end or with stray bytes reads the same; also from a pipe."""
+    """A log in UTF-8, UTF-16 or UTF-32, with or without a mark, packed, with carriage returns alone, without a last line
+    end or with stray bytes reads the same; also from a pipe."""
     content = written(BOOT)
     assert read(as_file(tmp_path, content)).ledger().buckets() == LEDGER
     assert read_stream(io.BytesIO(content), "standard input").ledger().buckets() == LEDGER
@@ -123,6 +135,71 @@ def test_pipes_and_devices_are_no_files(tmp_path: Path) -> None:
     for path in (fifo, Path("/dev/zero")):
         with pytest.raises(BadInput, match="device or a pipe.*reads standard input"):
             read(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFO here")
+def test_files_that_wait_are_read_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some files of the kernel have no size, wait for what comes next, and are read once only: nothing is waited for."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    monkeypatch.setattr(stat, "S_ISREG", lambda mode: True)  # as /proc/kmsg says of itself
+    held = os.open(fifo, os.O_RDWR)
+    try:
+        with pytest.raises(BadInput, match="is empty"):
+            read(fifo)
+        os.write(held, BOOT.encode())
+        assert read(fifo).ledger().buckets() == LEDGER
+        with pytest.raises(BadInput, match="cannot be read: .* not seekable"):
+            Tail(fifo)
+    finally:
+        os.close(held)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no files of a kernel here")
+def test_files_of_the_kernel() -> None:
+    """What has no size is read, or refused in one sentence."""
+    with pytest.raises(BadInput, match="no engine that is known"):
+        read(Path("/proc/self/status"))
+    with pytest.raises(BadInput, match="/proc/self/mem cannot be read: "):
+        read(Path("/proc/self/mem"))
+
+
+def test_stream_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a stream that never ends, a part is read, which a warning says."""
+
+    given = 0
+
+    class Endless(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
+
+        def read(self, size: int = -1) -> bytes:
+            nonlocal given
+            given += size
+            return (BOOT.encode() if given == size else b"").ljust(size, b"\n")
+
+    monkeypatch.setattr(files, "BLOCK", 4096)
+    with files.spooled(Endless(), "standard input", 10_000) as log:  # type: ignore[arg-type]
+        assert sum(map(len, log.blocks())) == given == 10_000
+        assert log.notes == ["standard input goes on after 10,000 bytes, of which no more was read"]
+
+
+def test_stream_that_cannot_be_kept_or_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No room for a stream, or an error in it, is one sentence."""
+
+    class Broken(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError(5, "Input/output error")
+
+    with pytest.raises(BadInput, match="^standard input cannot be read: Input/output error$"):
+        read_stream(Broken(), "standard input")
+
+    def full() -> io.BytesIO:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(BadInput, match="kept in a temporary file to be read: No space left on device"):
+        read_stream(io.BytesIO(BOOT.encode()), "standard input")
 
 
 NGINX = '10.0.0.1 - - [30/Nov/2026:10:00:00 +0000] "GET /v1/models HTTP/1.1" 200 12 "-" "curl/8"\n' * 50
@@ -230,6 +307,7 @@ PHRASES = ["buffer size", "ab", "a.b", "x|y", "é", "(c)"]
 PATTERNS = [
     re.compile("|".join(map(re.escape, PHRASES))),
     re.compile("buffer size|ab|é"),
+    re.compile(r"b(?:uffer\ size|\ )|x(?:\||b)|é"),
     re.compile(r"buffer (?:size|of)|a.b", re.ASCII),
     re.compile(r"^a|b$|\bx", re.ASCII),
     re.compile(r"BUFFER|é+", re.IGNORECASE),
@@ -262,6 +340,49 @@ def test_lines_that_are_fed(
     assert [row for row in taken.lines if row in wanted] == wanted
     assert all(row in every.lines for row in taken.lines)
     assert taken.count == every.count
+
+
+SMALL = st.text("aeé MB\\n", min_size=1, max_size=7).map(str.encode)
+
+
+@settings(max_examples=60, deadline=None)
+@given(phrases=st.sets(SMALL, min_size=1, max_size=40), parts=st.lists(SMALL, max_size=40), end=st.booleans())
+def test_sieve(phrases: set[bytes], parts: list[bytes], end: bool) -> None:
+    """However many phrases there are, and however much they have in common, the lines with one are found, and no other."""
+    block = b"".join(parts) + b"\n" * end
+    wanted, at = [], 0
+    for line in block.split(b"\n"):
+        if any(phrase in line for phrase in phrases):
+            wanted.append(at)
+        at += len(line) + 1
+    assert Sieve(phrases).lines(block) == wanted
+
+
+@pytest.mark.parametrize(
+    ("pattern", "phrases"),
+    [
+        ("a|bc|é", ["a", "bc", "é"]),
+        (r"a(?:b|c\ d)|\(e", ["(e", "ab", "ac d"]),
+        ("x(?:a(?:b|c)|d)y|xaby|z xdy", ["xaby", "xacy", "xdy"]),
+        ("a|b?", None),
+        ("a|", None),
+        (r"a\d", None),
+        ("(?i:a)", None),
+        ("(?:a|b)" * 40, None),
+    ],
+)
+def test_phrases_of_a_pattern(pattern: str, phrases: list[str] | None) -> None:
+    """Of a pattern of plain alternatives all phrases are known, without those that hold another; of others none."""
+    found = phrases_of(re.compile(pattern))
+    assert found == (None if phrases is None else tuple(phrase.encode() for phrase in phrases))
+
+
+def test_engines_have_plain_phrases() -> None:
+    """The words of engines with long logs are plain phrases, since other patterns cost ten times as much."""
+    for engine in ("llama-server", "ik_llama", "koboldcpp", "ollama", "vllm", "sglang"):
+        words = Boots(engine, {}).words
+        assert words is not None
+        assert phrases_of(words) is not None, engine
 
 
 def in_blocks(data: bytes, lines: int) -> Iterable[bytes]:
@@ -357,6 +478,17 @@ def test_tail_reads_what_powershell_writes(tmp_path: Path) -> None:
         with path.open("ab") as stream:
             stream.write(b"\0")
         assert tail.lines() == ["two"]
+
+
+def test_tail_of_lines_that_end_with_carriage_returns(tmp_path: Path) -> None:
+    """Carriage returns end lines as long as a file has no other ends; one before a line feed is none of its own."""
+    path = as_file(tmp_path, b"one\rtwo\rthr")
+    with Tail(path) as tail, path.open("ab", buffering=0) as stream:
+        assert tail.lines() == ["one", "two"]
+        stream.write(b"ee\r")
+        assert tail.lines() == []
+        stream.write(b"\nfour\rfive\n")
+        assert tail.lines() == ["three\r", "four\rfive"]
 
 
 @pytest.mark.parametrize(
