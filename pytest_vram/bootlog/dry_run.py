@@ -26,14 +26,16 @@ Column = Literal["model", "context", "compute"]
 COLUMNS: tuple[Column, ...] = ("model", "context", "compute")
 
 _BUFFER = re.compile(
-    r"(?P<device>[^\s:]\S*)\s+(?P<kind>compute|KV|RS) buffer size\s*=\s*(?P<number>\d+\.\d+) (?P<unit>MiB)", re.ASCII
+    r"(?<![^\s:])(?P<device>[^\s:]\S{0,200})\s++(?P<kind>compute|KV|RS) buffer size\s*+=\s*+"
+    r"(?P<number>\d+\.\d+) (?P<unit>MiB)",
+    re.ASCII,
 )
 _CACHE = re.compile(r"\bsize =\s*(?P<number>\d+\.\d+) (?P<unit>MiB) \(\s*\d+ cells", re.ASCII)
 _RECURRENT = re.compile(r"\brecurrent\S*: size =\s*(?P<number>\d+\.\d+) (?P<unit>MiB)", re.ASCII)
 _EXTRA = re.compile(
     r"\[(?P<what>mtmd|spec)\] adding (?P<number>\d+\.\d+) (?P<unit>MiB) to fit_params_target for device (?P<device>\S+)"
 )
-_USING = re.compile(r"\busing device (\S+) \((.*?)\)", re.ASCII)
+_USING = re.compile(r"\busing device (\S{1,200}) \((.{0,200}?)\)", re.ASCII)
 #: The trial has decided: what follows is another trial or the real load.
 _DECIDED = re.compile(r"no changes needed|cannot meet free memory target|fitting params to free memory took")
 _GAVE_UP = re.compile(r"failed to fit params to free device memory: (.*)|error while trying to fit params.*?: (.*)")

@@ -14,7 +14,7 @@ from pytest_vram.bootlog.devices import HOST, Labels
 MIB = 1 << 20
 HEADER = re.compile(r"\|\s*memory breakdown \[MiB\]\s*\|")
 ROW = re.compile(
-    r"\|\s+- (?P<name>\S+)(?: \((?P<description>.*?)\))?\s*\|[^|]*?"
+    r"\|\s++- (?P<name>\S{1,200})(?: \((?P<description>[^|]{0,200}?)\))?\s*+\|[^|]*?"
     r"\d{1,12} = +(?P<model>\d{1,12}) \+ +(?P<context>\d{1,12}) \+ +(?P<compute>\d{1,12})\b[^|]*\|",
     re.ASCII,
 )

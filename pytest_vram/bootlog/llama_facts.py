@@ -65,7 +65,7 @@ _RULES: tuple[Rule, ...] = (
     ("lash ", r"\bFlash Attention (?:enabled|was auto, set to enabled)", ("flash_attention",), lambda: "enabled"),
     (
         "lash ",
-        r"\bFlash Attention.*(?:set to disabled|not supported)",
+        r"\bFlash Attention.{0,200}(?:set to disabled|not supported)",
         ("flash_attention",),
         lambda: "disabled",
     ),
@@ -86,7 +86,7 @@ _RULES: tuple[Rule, ...] = (
 #: Facts of the server, whichever model it is loading.
 _SERVER: tuple[Rule, ...] = (
     ("build", r"\bbuild(?::| =)? (\d+ \(\w+\))", ("build",), str),
-    ("build info", r"\bbuild info \|.*\bbuild=(\d+)", ("build",), str),
+    ("build info", r"\bbuild info \|.{0,200}\bbuild=(\d+)", ("build",), str),
     ("KoboldCpp", r"^Welcome to KoboldCpp - Version (\S+)", ("build",), str),
     ("verbosity", r"\bverbosity = (\d+)", ("verbosity",), count),
     ("n_threads", r"\bn_threads = (\d+)", ("threads",), count),
@@ -112,14 +112,15 @@ _LATENT = re.compile(
     r"\bKV self size\s*=[^()]{1,60}(?:c\^KV|K-only) \((\w+)\):(?:[^()]{1,60}kv\^T \((\w+)\):)?", re.ASCII
 )
 _CREATING = re.compile(
-    r"\bcreating\s+(?P<name>.{1,40}?)\s+(?:KV cache|state|cache)\b(?:, size = (?P<cells>\d{1,18}) cells)?"
+    r"\bcreating\s++(?P<name>\S(?:.{0,38}?\S)?)\s++(?:KV cache|state|cache)\b(?:, size = (?P<cells>\d{1,18}) cells)?",
+    re.ASCII,
 )
 
 #: A line with one of these says that something asked for is not what happens.
 _SIGNS = re.compile(
     r"will be ignored|\bdisabling\b|not supported|falling back|fallback to|\bforcing\b|set to disabled|force disabled"
     r"|\bclamping\b|\bcapping\b|\boverridden to\b|is not compatible|might be suboptimal|will be suboptimal"
-    r"|possible training context overflow|does not match expectation|Failed to connect to|using device .* instead"
+    r"|possible training context overflow|does not match expectation|Failed to connect to|using device .{0,200} instead"
     r"|only last value will be used|memory usage will increase|no usable GPU found"
     r"|cannot be used with preferred buffer type|failed to mlock|failed to VirtualLock",
     re.IGNORECASE,
@@ -183,7 +184,7 @@ def of_server(text: str) -> dict[str, Any]:
     return _apply(_SERVER, text)
 
 
-_USING = re.compile(r"\busing device (\S+) \((.*?)\)(?: \([^()]*\))? - (\d{1,9}) MiB free", re.ASCII)
+_USING = re.compile(r"\busing device (\S{1,200}) \((.{0,200}?)\)(?: \([^()]{0,80}\))? - (\d{1,9}) MiB free", re.ASCII)
 _LISTED = re.compile(r"^\W*(?:\w+ +\w+: +)?- (\S+) *: .* \((\d{1,9}) MiB, (\d{1,9}) MiB free\)", re.ASCII)
 _NUMBERED = re.compile(r"^ *Device (\d{1,3}): .*\bVRAM: (\d{1,9}) MiB", re.ASCII)
 _MIB = 1 << 20

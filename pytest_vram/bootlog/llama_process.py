@@ -27,9 +27,9 @@ from pytest_vram.bootlog.llama_loads import (
 )
 from pytest_vram.bootlog.llama_story import Story, Where
 
-_META = re.compile(r"\bloaded meta data with [\w ,-]{1,60} tensors from (?P<path>.{1,1000}?) \(version", re.ASCII)
+_META = re.compile(r"\bloaded meta data with [\w ,-]{1,60} tensors from (?P<path>.{1,1000})", re.ASCII)
 _OLD_META = re.compile(r"\bllama\.cpp: loading model from (?P<path>.+)", re.ASCII)
-_USING = re.compile(r"\busing device (\S+) \((.*?)\)", re.ASCII)
+_USING = re.compile(r"\busing device (\S{1,200}) \((.{0,200}?)\)", re.ASCII)
 _CLIP_ON = re.compile(r"\bCLIP using (\S+) backend", re.ASCII)
 _CLIP_SIZE = re.compile(
     r"\b(?P<what>model size|compute allocated memory): +(?P<number>\d{1,9}(?:\.\d{1,4})?) (?P<unit>Mi?B)", re.ASCII
@@ -262,7 +262,7 @@ class Process:
             return
         self.pending = {}
         self._between = True
-        self._pending_path = match["path"].strip() if match else None
+        self._pending_path = match["path"].partition(" (version")[0].strip() if match else None
 
     def _start_load(self, *, weights: bool = True) -> None:
         """Begin a load; without ``weights`` for a log that begins only after them."""
