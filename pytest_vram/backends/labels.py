@@ -25,6 +25,8 @@ _CHOOSE = (
 _CARDS = ("nvml", "drm", "unified")
 #: An RPC device that is served on this machine.
 _LOCAL_RPC = re.compile(r"RPC\d{0,9}\[(?:127\.0\.0\.1|localhost|\[?::1\]?):\d+\]", re.ASCII)
+#: A device of a kind that the log of a server in Python does not say.
+_UNNAMED = re.compile(r"GPU(\d{1,4})", re.ASCII)
 
 
 def relabelled(boot: Boot, context: PlanContext, env: Mapping[str, str] | None = None) -> Boot:
@@ -75,9 +77,16 @@ def _measured(name: str, context: PlanContext, *, counted: bool) -> str | None:
         if f"[{endpoint}]" in name or name == endpoint:
             return label
     for device in context.devices:
-        if device.kind != "cpu" and (device.name == name or (counted and name in device.engine_names)):
+        if device.kind != "cpu" and (device.name == name or (counted and _is_one_of(name, device.engine_names))):
             return device.label
     return None
+
+
+def _is_one_of(name: str, engine_names: tuple[str, ...]) -> bool:
+    """Whether an engine's name of a device is one of these; of a kind that its log does not say, the number counts."""
+    unnamed = _UNNAMED.fullmatch(name)
+    names = (name,) if unnamed is None else (f"CUDA{unnamed[1]}", f"ROCm{unnamed[1]}")
+    return any(one in engine_names for one in names)
 
 
 def _rehearsed(name: str, context: PlanContext) -> DeviceInfo | None:

@@ -15,8 +15,9 @@ import msgspec
 from pytest_vram.bootlog import host_killer, torch_messages, tracebacks
 from pytest_vram.bootlog.boot import Boot, Failure, Phase, PhaseSpan
 from pytest_vram.bootlog.grammar import with_ends
-from pytest_vram.bootlog.lines import Axis, Line, shown, size, split
+from pytest_vram.bootlog.lines import Axis, Line, shown, size
 from pytest_vram.bootlog.ranks import MAIN, Rank, Ranks
+from pytest_vram.bootlog.records import lines_of
 from pytest_vram.ledger import Bucket, Entry
 
 #: A server that complains about every request must not fill the report.
@@ -37,16 +38,6 @@ PHRASES = (
     *("Fatal Python", "access fault by GPU", "core dumped", "startup complete", "shutdown complete", "Shutting down"),
     *("Uvicorn running", "Invalid fraction", "emory utilization", "gpu_memory_utilization", "--mem-fraction"),
     *host_killer.NEEDLES,
-)
-#: Beginnings of lines of source in a traceback, which hold the words of an error that may not have happened.
-_SOURCE = ("raise ", "assert ", "logger.", "return ", '"', "'", 'f"', "f'", "msg ")
-_DIGITS = re.compile(r"\d+", re.ASCII)
-#: Lines that any server in Python may have, and that say something here; for ``words``.
-WORDS = (
-    r"Traceback|File \"|rror[: ]|rror$|ERROR|WARNING|CRITICAL|ut of memory|Tried to allocate|allocate memory"
-    r"|_ALLOC_FAILED|NCCL|Errno|startup complete|shutdown complete|Shutting down|Uvicorn running|Segmentation fault"
-    r"|Fatal Python"
-    r"|Requested +:|Device limit|according to CUDA|Currently allocated|exceed allowed|" + host_killer.WORDS
 )
 _DIED = re.compile(
     r"Segmentation fault|Fatal Python error: .*|Memory access fault by GPU.*|core dumped|Bus error\b", re.ASCII
@@ -143,17 +134,19 @@ class PythonServer:
         self._line += 1
         if self._spans and self.noise is not None and self.noise.match(raw):
             return None
-        line = split(raw)
+        lines = lines_of(raw)
+        first = lines[0]
         before = self._spans[-1].name if self._spans else None
         if before is None:
-            self._begin("start", line)
-        if (time := self._axis.time(line)) is not None and (self.words is None or self.words.search(raw)):
+            self._begin("start", first)
+        if (time := self._axis.time(first)) is not None and (self.words is None or self.words.search(raw)):
             self._last_time = time  # not of lines that may be left out
-        if not self._of_requests(line.text):
-            rank = self._ranks.of(line.process)
-            self._trace(line)
-            self._troubles(line, rank)
-            self._read(line, rank)
+        if not self._of_requests(first.text):
+            for line in lines:
+                rank = self._ranks.of(line.process)
+                self._trace(line)
+                self._troubles(line, rank)
+                self._read(line, rank)
         now = self._spans[-1].name
         return now if now != before else None
 
@@ -232,6 +225,8 @@ class PythonServer:
     def _refused(self, message: torch_messages.TorchMessage, line: Line, rank: Rank) -> None:
         if self._failure is not None and not self._guess:
             return
+        if message.backend and message.backend != "CPU":
+            self._ranks.are(message.backend)
         place = self._place(line)
         self._message, self._message_ends = message, self._line + _MORE
         self._facts.update(message.facts())
@@ -392,9 +387,9 @@ class PythonServer:
         names.setdefault("host", "CPU")
         if self._failed_rank is not None:
             label = self._ranks.label(self._failed_rank)
-            names.setdefault(label, f"{self._ranks.platform}{self._ranks.index(self._failed_rank)}")
+            names.setdefault(label, self._ranks.name(self._ranks.index(self._failed_rank)))
         if self._failed_index is not None:
-            names.setdefault(f"gpu{self._failed_index}", f"{self._ranks.platform}{self._failed_index}")
+            names.setdefault(f"gpu{self._failed_index}", self._ranks.name(self._failed_index))
         return names
 
     def _labelled_failure(self) -> Failure | None:
@@ -440,6 +435,13 @@ def gibibytes(number: str, detail: str) -> Figure | None:
     """
     whole, _, digits = number.partition(".")
     found = size(f"{whole}.{digits:0<2}", "GiB")
+    return None if found is None else Figure(*found, detail)
+
+
+def significant(number: str, unit: str, detail: str) -> Figure | None:
+    """A size in ``unit`` that is printed with four significant digits, and without zeros at the end."""
+    whole, _, digits = number.partition(".")
+    found = size(f"{whole}.{digits:0<{max(0, 4 - len(whole))}}", unit)
     return None if found is None else Figure(*found, detail)
 
 

@@ -17,6 +17,8 @@ _ENGINE = re.compile(r"^EngineCore_(\d{1,5})\b", re.ASCII)
 _GLOBAL = re.compile(r"\brank=(\d{1,5})\b|^(?:rank|default)(\d{1,5})$", re.ASCII)
 #: Workers that are told apart by nothing but their process.
 _NUMBERED = re.compile(r"^(?:VllmWorkerProcess|Ray\w{1,40}) pid=(\d{1,10})(?:, ip=([\w.:]{1,60}))?", re.ASCII)
+#: Words for kinds of devices, and for plugins, that are not simply their names.
+_PLATFORMS = {"rocm": "ROCm", "hip": "ROCm", "ascend": "NPU", "gaudi": "HPU", "metal": "Metal"}
 #: Ranks that are kept apart; a log with more of them is none of an engine.
 _MOST = 1024
 
@@ -44,13 +46,13 @@ class Ranks:
 
     :ivar sizes: ``tp``, ``pp``, ``dp`` → how many there are, where the log says so.
     :ivar shared: the data-parallel ranks share the tensor-parallel ones (SGLang's attention); ``None``: not known.
-    :ivar platform: kind of device in capitals, as engines name cards (``CUDA``), or ``CPU``.
+    :ivar platform: kind of device as engines name cards (``CUDA``, ``ROCm``, ``NPU``), or ``CPU``; empty: not said.
     """
 
     def __init__(self) -> None:
         self.sizes: dict[str, int] = {}
         self.shared: bool | None = False
-        self.platform = "CUDA"
+        self.platform = ""
         self._known: dict[str, Rank] = {}
         self._seen: dict[Rank, None] = {}
 
@@ -65,6 +67,16 @@ class Ranks:
                 return MAIN
             self._known[process] = known
         return known
+
+    def are(self, word: str) -> None:
+        """Take what kind of device the log names; that torch calls cards of AMD "cuda" too gives way to any other."""
+        word = word.partition(":")[0].lower()
+        if self.platform in ("", "CUDA") and word.isascii() and word.isalpha() and len(word) <= 16:
+            self.platform = _PLATFORMS.get(word, word.upper())
+
+    def name(self, number: int) -> str:
+        """The name of a card; one of a kind that the log does not say is ``GPU0``."""
+        return f"{self.platform or 'GPU'}{number}"
 
     def used(self, rank: Rank) -> None:
         """Note that this rank told something of its card."""
@@ -102,7 +114,7 @@ class Ranks:
         found: dict[str, str] = {}
         for rank in sorted(self._seen, key=self.index):
             label = self.label(rank)
-            name = "CPU" if label == HOST else f"{self.platform}{self.index(rank)}"
+            name = "CPU" if label == HOST else self.name(self.index(rank))
             found[label] = name if rank.host is None else f"worker {rank.pid} on {rank.host}"
         return found
 

@@ -131,7 +131,7 @@ class Sglang(PythonServer):
                 if word in ("True", "False"):
                     self._facts["eager"] = word == "True"
             elif fact == "device_kind":
-                self._ranks.platform = word.upper() if word.isalpha() else "CUDA"
+                self._ranks.are(word)
             elif fact == "memory_share":
                 self._share(word)
             elif fact in _COUNTS:
@@ -287,6 +287,8 @@ class Sglang(PythonServer):
                 self._advance("graph-capture", line)
             return
         self._advance("graph-capture", line)
+        if match["kind"] is not None and match["kind"].lower() != "cpu":
+            self._ranks.are(match["kind"])
         name = match["name"].strip()
         card = self._card(rank)
         if name.startswith("target"):

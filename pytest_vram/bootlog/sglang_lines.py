@@ -46,7 +46,7 @@ SUMMARY: dict[str, re.Pattern[str]] = {
 LEFT = _line(r"\bavailable_gpu_mem=NUM GB")
 PROFILED = _line(r"is larger than the profiled value (-?\d{1,15})\b")
 CAPTURE = re.compile(
-    r"Capture (?P<name>[\w -]{0,60}?)\b(?:(?:cuda|CUDA|cpu|CPU|NPU|XPU|npu|xpu) graph|draft extend)\b"
+    r"Capture (?P<name>[\w -]{0,60}?)\b(?:(?P<kind>cuda|CUDA|cpu|CPU|NPU|XPU|npu|xpu) graph|draft extend)\b"
     r" (?P<what>begin|end)",
     re.ASCII,
 )
@@ -98,7 +98,7 @@ REASONS: tuple[Reason, ...] = (
     Reason("kv_planning", re.compile(r"Prefill out of memory\. Try to lower.*"), "prefill", "kv", note=_POOL),
     Reason("kv_planning", re.compile(r"Decode out of memory\. Try to lower.*"), "decode", "kv", note=_POOL),
     Reason("kv_planning", re.compile(r"alloc_req_slots runs out of memory.*"), "prefill", "other", note=_POOL),
-    Reason("host_out_of_memory", re.compile(r"Not enough host memory .{0,20}.*Requesting .*"), "kv", "kv"),
+    Reason("host_out_of_memory", re.compile(r"Not enough host memory .{0,300}Requesting .*"), "kv", "kv"),
     Reason(
         "precheck",
         re.compile(r"(?:RuntimeError|ValueError): The memory capacity is unbalanced.*"),

@@ -127,13 +127,12 @@ class TorchMessage(msgspec.Struct, frozen=True):
 
     @property
     def device(self) -> str | None:
-        """The device in torch's words, such as ``cuda:1``; ``None`` where the message does not say which."""
+        """The device as the message calls it, such as ``cuda:1``; ``None`` where it does not say which."""
         if self.backend == "MPS":
             return "mps"
         if self.index is None or not self.backend:
             return None
-        kind = {"HIP": "cuda", "ROCm": "cuda"}.get(self.backend, self.backend.lower())
-        return f"{kind}:{self.index}"
+        return f"{self.backend.lower()}:{self.index}"
 
     def facts(self) -> dict[str, Any]:
         """Figures of the message as facts of a boot: they belong to no bucket."""

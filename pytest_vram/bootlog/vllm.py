@@ -20,8 +20,8 @@ import msgspec
 
 from pytest_vram.bootlog import vllm_lines as lines
 from pytest_vram.bootlog.boot import Failure
-from pytest_vram.bootlog.lines import Line, shown
-from pytest_vram.bootlog.python_server import Figure, PythonServer, difference, gibibytes, negative
+from pytest_vram.bootlog.lines import Line, shown, size
+from pytest_vram.bootlog.python_server import Figure, PythonServer, difference, gibibytes, negative, significant
 from pytest_vram.bootlog.ranks import Rank
 from pytest_vram.ledger import Bucket, Entry
 from pytest_vram.units import mib
@@ -33,6 +33,18 @@ _SIZES = {"tensor_parallel": "tp", "pipeline_parallel": "pp", "data_parallel": "
 _LOADED = {"weights", "consumed"}
 #: And those that the peak of activations is in.
 _ACTIVE = {"activation", "torch peak"}
+#: Beginnings of the names in the list of what is in use.
+_USES = {
+    "weight": "weights",
+    "consumed memory": "consumed",
+    "peak activation": "activation",
+    "non-torch memory": "context",
+}
+_HPU = (
+    ("activation", lines.HPU_PROFILED, "model profiling run"),
+    ("kv", lines.HPU_CACHE, "cache engine"),
+    ("graphs", lines.HPU_WARM, "warm-up"),
+)
 #: Memory in use while asleep may differ by this from one time to another.
 _GROWN = 64 << 20
 _BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -72,6 +84,8 @@ class Vllm(PythonServer):
         self._settings(text)
         if "GiB" in text or " GB" in text:
             self._figures(line, rank)
+        if "profiling run" in text or "device memory" in text:
+            self._of_plugins(line, rank)
         self._cache(line, rank)
         if "[repeated " in text and "across cluster" in text:
             self._repeated = True
@@ -113,6 +127,8 @@ class Vllm(PythonServer):
             self._facts["init_seconds"] = float(match[1])
         elif "weights took" in text and (match := lines.LOADED.search(text)):
             self._facts["load_seconds"] = float(match[1])
+        if "latform" in text and (match := lines.PLATFORM.search(text)):
+            self._ranks.are(match[1] or match[2])
         if "version" in text and (match := lines.VERSION.search(text)):
             self._facts.setdefault("build", match[1])
 
@@ -140,7 +156,7 @@ class Vllm(PythonServer):
             if word in ("True", "False"):
                 self._facts[fact] = word == "True"
         elif fact == "device_kind":
-            self._ranks.platform = word.upper() if word.isalpha() else "CUDA"
+            self._ranks.are(word)
         elif fact == "memory_share":
             self._share(word)
         elif fact == "dtype":
@@ -215,24 +231,58 @@ class Vllm(PythonServer):
         if match := lines.SUMMARY.search(text):
             self._facts["free_bytes"] = _whole(match[1])
             self._card(match[2], match[3], match[4])
-        if match := lines.USED_2026.search(text):
-            self._keep(rank, "consumed", match[1], "consumed memory (weights + non-torch)")
-            self._keep(rank, "activation", match[2], "peak activation")
-            if "graphs" not in self._sizes.get(rank, {}):
-                self._keep(rank, "graphs", match[3], "CUDAGraph memory")
-        elif match := lines.USED_2025.search(text):
-            known = self._sizes.get(rank, {})
-            if "weights" not in known:
-                self._keep(rank, "weights", match[1], "weight")
-            self._keep(rank, "activation", match[2], "peak activation")
-            self._keep(rank, "context", match[3], "non-torch memory")
-            if "graphs" not in known:
-                self._keep(rank, "graphs", match[4], "CUDAGraph memory")
+        if match := lines.USED.search(text):
+            self._used(match[1], rank)
         if (match := lines.IN_USE.search(text)) and "kv" not in self._sizes.get(rank, {}):
             self._keep(rank, "kv", match[1], "kv cache memory in use")
 
+    def _used(self, listed: str, rank: Rank) -> None:
+        """What is in use by what; where a more exact line said so before, that one counts."""
+        known = self._sizes.get(rank, {})
+        for match in lines.USED_FOR.finditer(listed):
+            number, name = match[1], match[2].strip()
+            kind = next((kind for begin, kind in _USES.items() if name.startswith(begin)), None)
+            if kind is None and name.lower().endswith("graph memory"):
+                kind = "graphs"
+                if (platform := name.partition(" ")[0]) in ("NPU", "XPU", "HPU", "MUSA"):
+                    self._ranks.are(platform)
+            if kind is None:
+                self._warn(f"{number} GiB for {name} are in this log, and belong to no bucket that is known here")
+            elif kind not in ("weights", "graphs") or kind not in known:
+                self._keep(rank, kind, number, name)
+
+    def _of_plugins(self, line: Line, rank: Rank) -> None:
+        """Figures in the words of plugins for devices that are no GPUs of NVIDIA or AMD."""
+        text = line.text
+        if match := lines.XPU_BEFORE.search(text):
+            self._ranks.are("XPU")
+            if (total := size(match[1], "MiB")) is not None:
+                self._facts["device_bytes"] = total[0]
+        elif match := lines.XPU_AFTER.search(text):
+            self._ranks.are("XPU")
+            names = ("peak memory usage", "torch mem", "non-torch mem")
+            found = [size(number, "MiB") for number in match.groups()]
+            peak, torch, other = (
+                None if one is None else Figure(*one, name) for one, name in zip(found, names, strict=True)
+            )
+            self._take(rank, "context", other)
+            if peak is not None and torch is not None and other is not None:
+                held = Figure(torch.bytes + other.bytes, torch.resolution + other.resolution, "")
+                self._take(rank, "activation", difference(peak, held, "peak memory usage without the rest"))
+        elif match := lines.HPU_ROOM.search(text):
+            self._ranks.are("HPU")
+            self._advance("kv", line)
+            self._take(rank, "kv", significant(match[1], match[2], "reserved for KV cache"))
+        else:
+            for what, pattern, detail in _HPU:
+                if match := pattern.search(text):
+                    self._ranks.are("HPU")
+                    self._take(rank, what, significant(match[1], match[2], detail))
+
     def _keep(self, rank: Rank, what: str, number: str, detail: str) -> None:
-        figure = gibibytes(number, detail)
+        self._take(rank, what, gibibytes(number, detail))
+
+    def _take(self, rank: Rank, what: str, figure: Figure | None) -> None:
         if figure is not None:
             self._ranks.used(rank)
             self._sizes.setdefault(rank, {})[what] = figure
@@ -324,6 +374,7 @@ class Vllm(PythonServer):
         device, free, total, share, wanted = match.groups()
         if device is not None and (number := device.rpartition(":")[2]).isdigit() and len(number) < 5:
             self._failed_index = int(number)
+            self._ranks.are(device)
         self._card(total, share, wanted)
         self._facts["free_bytes"] = _whole(free)
         note = f"nothing was loaded yet: {free} GiB of {total} GiB were free, and the rest is held by other processes"

@@ -48,15 +48,22 @@ SUMMARY = _line(
     r"Free memory on device (?:\S{1,40} )?\(NUM/NUM GiB\) on startup\."
     r" Desired GPU memory utilization is \(NUM, NUM GiB\)"
 )
-USED_2025 = _line(
-    r"Actual usage is NUM GiB for weight, NUM GiB for peak activation, NUM GiB for non-torch memory, and NUM GiB for"
-    r" CUDAGraph memory"
+#: What is in use, each with its name; plugins have names of their own (``NPU graph memory``).
+USED = re.compile(r"Actual usage(?: is|:) (.{1,800}?)(?:\. |\.?$)", re.ASCII)
+USED_FOR = _line(r"\bNUM GiB for ([^,.\d][^,.]{0,60})")
+IN_USE = _line(r"Current (?:kv|KV) cache memory(?: in use is|:) NUM GiB")
+#: The plugin for Intel's cards until 0.13; ``MB`` are 2**20 bytes, and the peak is of the weights and the rest too.
+XPU_BEFORE = _line(r"Before memory profiling run, total GPU memory: NUM MB, model load takes NUM MB")
+XPU_AFTER = _line(
+    r"After memory profiling run, peak memory usage is NUM MB, ?torch mem is NUM MB, non-torch mem is NUM MB"
 )
-USED_2026 = _line(
-    r"Actual usage is NUM GiB for consumed memory \(weights \+ non-torch\), NUM GiB for peak activation,"
-    r" and NUM GiB for CUDAGraph memory"
-)
-IN_USE = _line(r"Current kv cache memory in use is NUM GiB")
+#: Intel's Gaudi, with four significant digits.
+HPU_PROFILED = _line(r"Model profiling run took NUM ([KMGT]?i?B) of device memory")
+HPU_ROOM = _line(r"Free device memory: .{1,300}?\bNUM ([KMGT]?i?B) reserved for (?:usable )?KV cache$")
+HPU_CACHE = _line(r"Initializing cache engine took NUM ([KMGT]?i?B) of device memory")
+HPU_WARM = _line(r"Warmup finished in (?:\d{1,9}) secs, allocated NUM ([KMGT]?i?B) of device memory")
+#: Plugins for other devices; 0.8 to 0.11 say so of built-in ones too.
+PLATFORM = re.compile(r"Automatically detected platform (\w{1,16})|Platform plugin (\w{1,16}) is activated", re.ASCII)
 SLEEP = _line(r"Sleep mode freed NUM GiB memory, NUM GiB memory is still in use")
 
 PRECHECK = _line(
@@ -228,6 +235,7 @@ WORDS = python_server.any_of(
     *("died", "Background loop", "WorkerProc", "is larger than", "apability", "cache blocks", "Auto-fit"),
     *("not supported", "uantization method", "Externally held", "OOM", "Model architectures", "Unrecognized model"),
     *("model identifier", "model weights", "repository ID", "does not recognize", "does not appear", "divisible by"),
+    *("latform plugin", "detected platform", "Free device memory", "cache engine took", "Warmup finished"),
     *("no kernel image", "no module or parameter", "is greater than", "across cluster", "warming up"),
     *python_server.PHRASES,
 )

@@ -48,6 +48,8 @@ def labels(boot: Boot, *devices: DeviceInfo, env: dict[str, str] | None = None, 
         (("CUDA0",), [card("gpu0")], ["CUDA0"]),
         (("ROCm1",), [card("gpu0", "ROCm1", kind="drm")], ["gpu0"]),
         (("CUDA0",), [card("gpu0", "CUDA0", kind="unified")], ["gpu0"]),
+        (("GPU1", "GPU0"), [card("gpu0", "CUDA0", "Vulkan1"), card("gpu1", "CUDA1", "Vulkan0")], ["gpu1", "gpu0"]),
+        (("GPU1",), [card("gpu0", "ROCm0")], ["GPU1"]),
     ],
 )
 def test_cards(names: tuple[str, ...], devices: list[DeviceInfo], found: list[str]) -> None:

@@ -119,7 +119,7 @@ def test_apple_devices(unit: str) -> None:
 def test_other_devices() -> None:
     """AMD's and Intel's devices use the same sentence."""
     rest = "Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.91 GiB."
-    assert message(f"torch.OutOfMemoryError: HIP out of memory. {rest}").device == "cuda:0"
+    assert message(f"torch.OutOfMemoryError: HIP out of memory. {rest}").device == "hip:0"
     assert message(f"torch.OutOfMemoryError: XPU out of memory. {rest}").device == "xpu:0"
 
 

@@ -67,6 +67,7 @@ class _Log:
 def _arguments(tensor: int, share: float, *, dictionary: bool = False, data: int = 1, sharing: bool = False) -> str:
     values: dict[str, Any] = {
         "model_path": "someone/some-model",
+        "device": "cuda",
         "kv_cache_dtype": "auto",
         "dtype": "auto",
         "quantization": None,
