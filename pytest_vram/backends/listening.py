@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from pytest_vram.keeper.messages import BACKEND_MARK, Running
+from pytest_vram.keeper.messages import BACKEND_MARK, RUN_MARK, Running
 from pytest_vram.measure import procfs
 
 
@@ -73,12 +73,15 @@ def _holder(pid: int, running: Running, first: procfs.Stat | None, proc: str) ->
     older = 0.0
     if stat is not None and first is not None and stat.start < first.start:
         older = (first.start - stat.start) / os.sysconf("SC_CLK_TCK")
-    mark = procfs.environment_value(pid, BACKEND_MARK, proc)
     ours = pid in running.pids or _descends(pid, {running.pid, *running.pids}, proc)
+    # A server that another run left behind has the same name, and another run's mark.
+    marked = procfs.environment_value(pid, BACKEND_MARK, proc) == f"{running.name}#{running.generation}"
+    run = procfs.environment_value(running.pid, RUN_MARK, proc)
+    marked = marked and (run is None or run == procfs.environment_value(pid, RUN_MARK, proc))
     return Holder(
         pid=pid,
         program=procfs.program(pid, proc) or "?",
-        ours=ours or mark == f"{running.name}#{running.generation}",
+        ours=ours or marked,
         older_by=older,
     )
 

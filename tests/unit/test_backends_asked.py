@@ -122,6 +122,10 @@ def test_variables_of_ollama() -> None:
             Properties(models=("m", "lora"), context=4096, context_per_slot=4096),
         ),
         (
+            {"/v1/models": {"data": [{"id": "m", "max_model_len": 4096}, {"id": "n", "max_model_len": 512}]}},
+            Properties(models=("m", "n")),
+        ),
+        (
             {"/v1/models": {"data": [{"id": "m", "meta": {"n_ctx_train": 8192, "n_params": 9, "size": 5}}]}},
             Properties(models=("m",), context_trained=8192, parameters=9, model_bytes=5),
         ),

@@ -15,7 +15,7 @@ import pytest
 
 from pytest_vram.backends.listening import look
 from pytest_vram.checks import judge_fresh
-from pytest_vram.keeper.messages import BACKEND_MARK, Running
+from pytest_vram.keeper.messages import BACKEND_MARK, RUN_MARK, Running
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux says who listens")
 SERVER = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
@@ -67,15 +67,20 @@ def test_an_old_server_on_the_port_is_not_this_boot(server: tuple[subprocess.Pop
     assert f"process {process.pid}" in found.text
 
 
-def test_a_daemon_of_this_boot_is_known_by_its_mark(server: tuple[subprocess.Popen[str], int]) -> None:
-    """A process that left the tree keeps the mark that it inherited."""
-    _, port = server
+@pytest.mark.parametrize(("run", "ours"), [("this", True), ("another", False)])
+def test_a_daemon_of_this_boot_is_known_by_its_marks(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, run: str, ours: bool
+) -> None:
+    """A process that left the tree keeps the marks that it inherited; what another run left behind has that run's."""
+    monkeypatch.setenv(RUN_MARK, run)
+    _, port = request.getfixturevalue("server")
+    monkeypatch.setenv(RUN_MARK, "this")
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as young:
         mine = Running(
             key="k", name="agent", generation=1, pid=young.pid, pids=[young.pid], log="", fresh=True,
             url=f"http://127.0.0.1:{port}", t_start=time.monotonic_ns(),
         )  # fmt: skip
-        assert [one.ours for one in look(mine).holders] == [True]
+        assert [one.ours for one in look(mine).holders] == [ours]
         young.kill()
 
 
