@@ -18,8 +18,10 @@ from pytest_vram.bootlog import host_killer, llama_failures, ollama_facts, ollam
 from pytest_vram.bootlog.boot import Boot, Failure, Phase, PhaseSpan
 from pytest_vram.bootlog.devices import HOST, Labels
 from pytest_vram.bootlog.grammar import with_ends
-from pytest_vram.bootlog.lines import Axis, Line, shown, split
+from pytest_vram.bootlog.lines import Axis, Line, shown
 from pytest_vram.bootlog.llama_cpp import LlamaCpp
+from pytest_vram.bootlog.numbering import numbered
+from pytest_vram.bootlog.records import carried
 from pytest_vram.bootlog.slog import attributes
 from pytest_vram.ledger import Bucket, Entry
 
@@ -137,10 +139,17 @@ class Ollama:
         if self._spans and _NOISE.match(raw):
             self._load.engine.skip(1)
             return None
-        line = split(raw)
         before = self._spans[-1].name if self._spans else None
-        if before is None:
-            self._begin("start", line)
+        for number, (own, line) in enumerate(carried(raw)):
+            if not self._spans:
+                self._begin("start", line)
+            if number:
+                self._load.engine.skip(-1)  # lines of one record have one number
+            self._take(own, line)
+        now = self._spans[-1].name
+        return now if now != before else None
+
+    def _take(self, raw: str, line: Line) -> None:
         if line.prefix in ("slog", "go") or line.text.startswith("msg="):
             self._load.engine.skip(1)
             self._own(line)
@@ -148,8 +157,6 @@ class Ollama:
             self._load.engine.skip(1)
         else:
             self._carried(raw, line)
-        now = self._spans[-1].name
-        return now if now != before else None
 
     @property
     def _phase(self) -> Phase:
@@ -391,7 +398,7 @@ class Ollama:
         if evidence == "none" and failure is None:
             warnings.append(NO_EVIDENCE)
         used = {entry.device for entry in entries} | ({failure.device} if failure is not None else set())
-        return Boot(
+        found = Boot(
             engine=self._engine,
             era=self._era,
             evidence=evidence,
@@ -404,6 +411,7 @@ class Ollama:
             ready=load.ready,
             clock=self._axis.clock,
         )
+        return numbered(found)
 
     def _entries(self, load: _Load, engine: Boot) -> tuple[Entry, ...]:
         """Buffers by llama.cpp's lines; of a bucket that it did not print, Ollama's sums."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -32,15 +32,27 @@ _BEFORE = 300
 _MOST = 2000
 
 
+class Carried(NamedTuple):
+    """A line in a line of a log. ``raw``: as whoever wrote it did, with its own prefixes."""
+
+    raw: str
+    line: Line
+
+
 def lines_of(raw: str) -> list[Line]:
     """The lines in one line of a log, without prefixes: one, or those of the message of a record in JSON."""
+    return [one.line for one in carried(raw)]
+
+
+def carried(raw: str) -> list[Carried]:
+    """The same, with what they were before the prefixes were taken off."""
     at = raw.find('{"', 0, _BEFORE)
     if at < 0 or len(raw) > LONGEST_JSON or not raw.rstrip().endswith("}"):
-        return [split(raw)]
+        return [Carried(raw, split(raw))]
     around = split(raw[:at]) if at else Line("")
     record = None if around.text.strip() else _record(raw[at:])
     if record is None:
-        return [split(raw)]
+        return [Carried(raw, split(raw))]
     return _unpacked(record, around)
 
 
@@ -61,25 +73,25 @@ def _record(text: str) -> Mapping[str, Any] | None:
     return found
 
 
-def _unpacked(record: Mapping[str, Any], around: Line) -> list[Line]:
+def _unpacked(record: Mapping[str, Any], around: Line) -> list[Carried]:
     time, clock = _time(_first(record, _TIMES, (str, int, float)))
     level = _first(record, _LEVELS, (str,))  # numbers are those of a program that carries other's lines
     letter = None if level is None else _LETTERS.get(level[:1].upper())
     process = _process(record) or around.process
     traces = [record[name] for name in _TRACES if isinstance(record.get(name), str)]
-    found: list[Line] = []
+    found: list[Carried] = []
     for text in "\n".join([_first(record, _MESSAGES, (str,)), *traces]).split("\n", _MOST)[:_MOST]:
-        line = split(text.rstrip("\r"))
+        text = text.rstrip("\r")
+        line = split(text)
         known = line.time is not None
-        found.append(
-            line._replace(
-                time=line.time if known else time,
-                clock=line.clock if known else clock,
-                level=line.level or letter,
-                process=line.process or process,
-                prefix=line.prefix or RECORD,
-            )
+        line = line._replace(
+            time=line.time if known else time,
+            clock=line.clock if known else clock,
+            level=line.level or letter,
+            process=line.process or process,
+            prefix=line.prefix or RECORD,
         )
+        found.append(Carried(text, line))
     return found
 
 

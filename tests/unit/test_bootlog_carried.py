@@ -6,6 +6,8 @@ What users sent may stand in the same lines, and is never believed.
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from pytest_vram.bootlog.lines import LONGEST
 from pytest_vram.bootlog.records import lines_of
 from pytest_vram.bootlog.tracing import traced
 
+LOGS = Path(__file__).parents[2] / "fixtures" / "bootlogs"
 GIB = 1 << 30
 REFUSED = "CUDA out of memory. Tried to allocate 1.25 GiB. GPU 0 has a total capacity of 22.05 GiB of which 301.12 MiB is free."
 SERVER = "text_generation_client: router/client/src/lib.rs:33: Server error: "
@@ -174,3 +177,77 @@ def test_spans_without_an_end() -> None:
     """Lines that only begin like spans are lines of text, and cost no more than their length."""
     for line in ("a{" * (LONGEST // 2), 'a{"' + '\\"' * (LONGEST // 2), "a:" * (LONGEST // 2), "a{}" * (LONGEST // 3)):
         assert traced(line) is None
+
+
+def twin(found: Boot) -> tuple[Any, ...]:
+    """What a boot must have in common with the same one in another format of log."""
+    failure = found.failure
+    told = None if failure is None else (failure.kind, failure.phase, failure.bucket, failure.device, failure.bytes)
+    phases = [span.name for span in found.phases]
+    return found.engine, found.buckets, found.devices, found.facts, told, found.ready, found.evidence, phases
+
+
+VLLM = re.compile(
+    r"(?:\((?P<name>\w+(?: rank=\d+)?) pid=(?P<pid>\d+)\) )?(?P<level>INFO|WARNING|ERROR|DEBUG) (?P<time>\d\d-\d\d [\d:]{8})"
+    r" \[?[\w./]+:\d+\] (?P<text>.*)"
+)
+
+
+def vllm_records(text: str) -> str:
+    """A log of vLLM as its own formatter for JSON writes it: a traceback is one record."""
+    found: list[dict[str, Any]] = []
+    for line in text.splitlines():
+        match = VLLM.fullmatch(line)
+        if match is None:
+            found.append({"plain": line})
+            continue
+        name = match["name"]
+        process = {} if name is None else {"vllm_process_name": name, "process": int(match["pid"])}
+        new = {"asctime": match["time"], "levelname": match["level"], "name": "vllm.x", **process}
+        last = found[-1] if found else {}
+        if match["level"] == "ERROR" and {**new, "message": last.get("message")} == last:
+            last["message"] += "\n" + match["text"]
+        else:
+            found.append({**new, "message": match["text"]})
+    return "".join((one["plain"] if "plain" in one else json.dumps(one)) + "\n" for one in found)
+
+
+@pytest.mark.parametrize("path", sorted((LOGS / "vllm").rglob("*.log")), ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_log_of_vllm_in_json(path: Path) -> None:
+    """A log of vLLM in JSON says what the same log in text says."""
+    text = path.read_text(encoding="utf-8")
+    records = vllm_records(text)
+    assert '{"asctime": ' in records
+    assert twin(read(records)) == twin(read(text))
+
+
+def chunks(text: str) -> str:
+    """A log as a program in Node writes it that runs the server: what comes at once is one record."""
+    lines = text.splitlines(keepends=True)
+    return "".join(
+        json.dumps(
+            {"level": 50, "time": 1772988250123 + at, "pid": 7, "hostname": "x", "msg": "".join(lines[at : at + 3])}
+        )
+        + "\n"
+        for at in range(0, len(lines), 3)
+    )
+
+
+@pytest.mark.parametrize("path", sorted((LOGS / "ollama").rglob("*.log")), ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_log_of_ollama_inside_records(path: Path) -> None:
+    """Ollama's lines, and those of the engine inside it, are read where another program carries them in records."""
+    text = path.read_text(encoding="utf-8")
+    assert twin(read(chunks(text), engine="ollama"))[:-1] == twin(read(text, engine="ollama"))[:-1]
+
+
+def test_engine_of_records() -> None:
+    """Records give the engine away as its own lines do."""
+    text = (LOGS / "ollama" / "2025-10" / "split.log").read_text(encoding="utf-8")
+    assert read(chunks(text)).engine == "ollama"
+    assert read(record("Server error: " + REFUSED) + "\n").engine == "transformers"
+
+
+def test_request_in_a_record_of_vllm() -> None:
+    """What a request repeats in a record of several lines is not the server's word."""
+    asked = record(f"Received request 7: prompt:\ntorch.OutOfMemoryError: {REFUSED}", "ERROR")
+    assert read(f"{record('vLLM API server version 0.33.0', 'INFO')}\n{asked}\n").failure is None
