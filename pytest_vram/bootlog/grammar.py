@@ -18,8 +18,9 @@ class Grammar(Protocol):
         phrases (``a phrase|an(?:other|d)``) is looked for several times faster than any other pattern; the fewer lines
         hold one, the better.
 
-    A grammar may also have ``noise``: a pattern of the beginnings of lines of which there are very many, and which
-    :meth:`feed` ignores whatever else they hold (ASCII, nothing captured). Runs of them are passed over at once.
+    A grammar may also have ``noise``: a pattern of the beginnings of lines of which there are very many, and of which
+    the first one in a row says all that :meth:`feed` learns from them, whatever else they hold (ASCII, nothing
+    captured). The others are passed over at once.
     """
 
     words: re.Pattern[str] | None

@@ -16,7 +16,7 @@ from pytest_vram.bootlog.boot import Boot, Failure, Phase, PhaseSpan
 from pytest_vram.bootlog.devices import HOST, Labels
 from pytest_vram.bootlog.grammar import with_ends
 from pytest_vram.bootlog.lines import split
-from pytest_vram.bootlog.llama_lines import NOISE, WORDS
+from pytest_vram.bootlog.llama_lines import NOISE, REPEATED, WORDS
 from pytest_vram.bootlog.llama_loads import of_table
 from pytest_vram.bootlog.llama_process import Process
 from pytest_vram.ledger import Entry
@@ -33,7 +33,7 @@ class LlamaCpp:
     """Reads one log of llama.cpp, line by line; of a router's children, that which began to load last counts."""
 
     words: re.Pattern[str] | None = WORDS
-    noise: re.Pattern[str] | None = NOISE
+    noise: re.Pattern[str] | None = REPEATED
 
     def __init__(self, engine: str, patterns: Mapping[str, str]) -> None:
         self._line = 0

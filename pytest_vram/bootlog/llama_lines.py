@@ -95,11 +95,16 @@ def _grouped(parts: Iterable[str]) -> str:
 #: Found in every line from which something may be learnt.
 WORDS: re.Pattern[str] = re.compile(_grouped(_PARTS), re.ASCII)
 
+_OWN_PREFIX = r"(?:[^\n]{0,80}?[ \"m])??\d{1,9}\.\d\d\.\d{3}\.\d{3} "
+_TOKENS = (
+    r"D (?:que|res|set_|adapters_|slot +(?:handle_last_|process_toke)"
+    r"|srv +(?:decode: n_batch|update_slots: posting|operator\(\): http: streamed))"
+)
 #: What a server at full verbosity says of each token, and of each part of a reply; a wrapper's prefix may stand before.
-NOISE: re.Pattern[str] = re.compile(
-    r"(?:[^\n]{0,80}?[ \"m])??\d{1,9}\.\d\d\.\d{3}\.\d{3} D "
-    r"(?:que|res|set_|adapters_|slot +(?:handle_last_|process_toke)"
-    r"|srv +(?:decode: n_batch|update_slots: posting|operator\(\): http: streamed))",
+NOISE: re.Pattern[str] = re.compile(_OWN_PREFIX + _TOKENS, re.ASCII)
+#: The same, and what it says again and again of a long prompt, of which any one line is as good as all: it goes on.
+REPEATED: re.Pattern[str] = re.compile(
+    _OWN_PREFIX + rf"(?:{_TOKENS}|[DI] slot +update_slots: id +\d+ \| task -?\d+ \| prompt processing progress)",
     re.ASCII,
 )
 

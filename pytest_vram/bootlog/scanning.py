@@ -55,7 +55,7 @@ def _finder(words: re.Pattern[str], noise: re.Pattern[str] | None) -> Callable[[
 
 
 def _without_noise(find: Callable[[bytes], list[int]], noise: bytes) -> Callable[[bytes], list[int]]:
-    """The same search; where most lines are noise, in what lies between runs of them, which are passed over at once."""
+    """The same search; where most lines are noise, the first one of each run of them, and in what lies between runs."""
     is_noise = re.compile(noise).match
     runs = re.compile(rb"(?P<other>(?:(?!(?:%b))[^\n]*+\n)++)|(?:(?:%b)[^\n]*+\n)++" % (noise, noise))
 
@@ -67,8 +67,8 @@ def _without_noise(find: Callable[[bytes], list[int]], noise: bytes) -> Callable
         at = 0
         for run in runs.finditer(block):
             at = run.end()
-            if run["other"] is not None:
-                starts += [run.start() + start for start in find(run["other"])]
+            begin = run.start()
+            starts += [begin] if run["other"] is None else [begin + start for start in find(run["other"])]
         return starts + [at + start for start in find(block[at:])]
 
     return between
