@@ -46,7 +46,7 @@ def test_boot_log_shows_what_was_asked(vram_backend: RunningBackend, vram_backen
     if "tensor_overrides" not in boot.facts:
         _experts(vram_backend, asked)
     properties = vram_backend.properties() if not vram_backend.missing("properties") else None
-    hold(judge_applied(asked, boot.facts, properties=properties, boot=boot))
+    hold(judge_applied(asked, boot.facts, properties=properties, boot=boot, locked=vram_backend.locked()))
 
 
 def _experts(backend: RunningBackend, asked: dict[str, OptionValue]) -> None:

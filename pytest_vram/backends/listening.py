@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -106,3 +107,16 @@ def _log_older_by(log: str, age: float) -> float | None:
     except OSError:
         return None
     return max(0.0, time.time() - age - written)
+
+
+def locked(running: Running, proc: str = "/proc") -> int | None:
+    """Bytes that the processes of a server have locked (``VmLck``); ``None`` where none of them says."""
+    found: list[int] = []
+    for pid in {running.pid, *running.pids}:
+        try:
+            text = Path(f"{proc}/{pid}/status").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        if match := re.search(r"^VmLck:\s+(\d{1,18}) kB$", text, re.ASCII | re.MULTILINE):
+            found.append(int(match[1]) * 1024)
+    return sum(found) if found else None

@@ -270,6 +270,12 @@ class RunningBackend:
 
         return look(self.running, own_port=self.plan.own_port)
 
+    def locked(self) -> int | None:
+        """Bytes that its processes have locked in memory; ``None`` where the kernel does not say."""
+        from pytest_vram.backends.listening import locked
+
+        return locked(self.running)
+
     def restart(self) -> None:
         """Stop the server and start it again; this object then stands for the new generation."""
         request = Restart(key=self.key, window=self._pool.window())

@@ -23,6 +23,7 @@ def judge_applied(
     *,
     properties: Properties | None = None,
     boot: Boot | None = None,
+    locked: int | None = None,
     warnings: Iterable[str] = (),
     check: str = "applied",
 ) -> Finding | None:
@@ -35,6 +36,8 @@ def judge_applied(
     :param facts: :attr:`pytest_vram.bootlog.Boot.facts`.
     :param properties: what the running server says of itself.
     :param boot: the whole boot, by whose buffers settings of placement are judged.
+    :param locked: bytes that the server's processes have locked; ``None`` where that is not known, and then a lock of
+        which the log does not complain counts as one.
     :param warnings: the boot's warnings, which often name the cause; those of ``boot`` count besides.
     :returns: failed where a setting took another value, inconclusive where no source says.
     """
@@ -46,6 +49,7 @@ def judge_applied(
         complete=boot is not None and boot.evidence == "complete",
         devices=boot.devices if boot is not None else {},
         warnings=told,
+        locked=locked,
     )
     wrong: list[tuple[str, str]] = []
     silent: list[str] = []

@@ -38,6 +38,7 @@ class Sources(NamedTuple):
 
     :ivar entries: the boot's printed buffers. :ivar complete: every buffer was printed, so that one that is missing
         was not made. :ivar devices: label → the engine's name of the device.
+    :ivar locked: bytes that the server's processes have locked; ``None``: not known.
     """
 
     facts: Mapping[str, Any]
@@ -46,6 +47,7 @@ class Sources(NamedTuple):
     complete: bool = False
     devices: Mapping[str, str] = {}
     warnings: Sequence[str] = ()
+    locked: int | None = None
 
     def held(self, *buckets: Bucket) -> dict[str, int]:
         """Label → printed bytes of these buckets."""
@@ -143,6 +145,8 @@ def _capped(name: str, cap: str, step: int) -> Callable[[OptionValue, Sources], 
 def _locked(value: OptionValue, sources: Sources) -> Answer:
     # The engine says only when it could not.
     yield Shown(LOG, UNLOCKED if sources.facts.get("mlock", value) != value else "")
+    if sources.locked == 0 and sources.facts.get("mlock") is not False:
+        yield Shown("the kernel", "the server's processes have locked no memory, and the log has no complaint of it")
 
 
 def _mapped(value: OptionValue, sources: Sources) -> Answer:

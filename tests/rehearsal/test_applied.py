@@ -100,6 +100,8 @@ def test_each_option_that_a_wrapper_dropped_is_named(rehearse: Start, spec: Star
         if finding is None or finding.verdict != "failed" or f"not in effect: {name}." not in finding.text:
             unnoticed.append((name, finding))
     assert unnoticed == []
+    assert backend.locked() == 0
+    assert judge_applied({"mlock": True}, boot.facts, locked=backend.locked()) is not None
     backend.stop()
 
 

@@ -145,6 +145,12 @@ def test_names_of_what_is_wrong_and_of_what_is_not_provable() -> None:
     assert "not provable: yarn_orig_ctx" in silent.text
 
 
+@pytest.mark.parametrize(("locked", "expected"), [(None, None), (4096, None), (0, "failed")])
+def test_a_lock_that_never_happened(locked: int | None, expected: str | None) -> None:
+    """A log without complaint proves no lock where the kernel counts none."""
+    assert verdict(judge_applied({"mlock": True}, {}, locked=locked)) == expected
+
+
 @pytest.mark.parametrize(
     ("printed", "moved", "unmoved", "expected"),
     [(509, 500, 100, None), (101, 500, 100, "failed"), (300, 500, 100, "inconclusive"), (100, 100, 100, "failed")],
