@@ -10,7 +10,7 @@ import msgspec
 from pytest_vram import in_force
 from pytest_vram.differences import Change, Difference, between, ends_of
 from pytest_vram.readings import Measured, Reading
-from pytest_vram.report.deployments import HOST, Deployment, Side, changed
+from pytest_vram.report.deployments import HOST, Deployment, Side, aligned, changed
 from pytest_vram.tolerance import PEAK, Ends, Held, Tolerance
 
 COMPARE_FORMAT = "pytest-vram/compare/1"
@@ -106,14 +106,15 @@ def compare(
     before: Side, after: Side, *, tolerances: Sequence[Tolerance] = (), fail_on: str | None = None
 ) -> CompareDocument:
     """What differs between two sides; nothing is judged without tolerances."""
-    matched, alone, new = _matched(before.deployments, after.deployments)
+    found, alone, new = _matched(before.deployments, after.deployments)
+    matched = [(aligned(first, second), second) for first, second in found]
     pairs = [_pair(first, second) for first, second in matched]
     tests = _tests(before, after)
     judged = [
         one
         for tolerance in tolerances
         for one in [
-            *(found for pair, (x, y) in zip(pairs, matched, strict=True) for found in _judged(tolerance, pair, x, y)),
+            *(held for pair, (x, y) in zip(pairs, matched, strict=True) for held in _judged(tolerance, pair, x, y)),
             *(_judged_tests(tolerance, tests, before, after) if tolerance.what == PEAK else ()),
         ]
     ]

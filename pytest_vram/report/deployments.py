@@ -185,6 +185,59 @@ def kind_of(name: str) -> str:
     return next((kind for start, kind in _KINDS.items() if low.startswith(start)), "")
 
 
+def aligned(first: Deployment, second: Deployment) -> Deployment:
+    """The first one with the labels of the second one for the same devices.
+
+    Devices are the same where their engines call them by the same name: labels may come from the order of a log. A
+    device that only one of the two names keeps its label, or takes the engine's name where the other one gives that
+    label to another device; one card on each side is compared whatever it is called.
+    """
+    before, after = _named(first), _named(second)
+    cards = [_labels(one) for one in (first, second)]
+    if len(cards[0]) == len(cards[1]) == 1:
+        new = {cards[0][0]: cards[1][0]}
+    else:
+        new = {label: after[name] for name, label in before.items() if name in after}
+    if not new:
+        return first
+    taken = {*new.values(), *(label for name, label in after.items() if name not in before)}
+    for label in cards[0]:
+        if label not in new and label in taken:
+            new[label] = next((name for name, known in before.items() if known == label), f"{label} before")
+    if all(old == label for old, label in new.items()):
+        return first
+
+    def moved(table: Mapping[str, Any]) -> dict[str, Any]:
+        return {new.get(label, label): value for label, value in table.items()}
+
+    ledger = msgspec.structs.replace(
+        first.ledger,
+        entries=tuple(
+            msgspec.structs.replace(entry, device=new.get(entry.device, entry.device)) for entry in first.ledger.entries
+        ),
+        measured=moved(first.ledger.measured),
+        devices=moved(first.ledger.devices),
+    )
+    return msgspec.structs.replace(
+        first, ledger=ledger, devices=moved(first.devices), causes=moved(first.causes), missed=moved(first.missed)
+    )
+
+
+def _labels(side: Deployment) -> list[str]:
+    used = {**side.ledger.total(), **side.ledger.measured, **side.devices, **side.ledger.devices}
+    return [label for label in used if label != HOST]
+
+
+def _named(side: Deployment) -> dict[str, str]:
+    """The engine's name of a device, without ports → its label; names that two devices have tell nothing."""
+    names = [
+        (_INSIDE.sub("", name).partition(" (")[0].strip(), label)
+        for label, name in side.ledger.devices.items()
+        if label != HOST
+    ]
+    return {name: label for name, label in names if name and [one for one, _ in names].count(name) == 1}
+
+
 def changed(first: Deployment, second: Deployment) -> tuple[Change, ...]:
     """Every setting and fact that differs, what makes them other models or devices first."""
     found = [*_models(first, second), *_cards(first, second)]
