@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-import msgspec
-
 from pytest_vram.backends.base import PlanContext
 from pytest_vram.bootlog.boot import Boot
+from pytest_vram.bootlog.numbering import relabel
 from pytest_vram.measure import DeviceInfo
 
 #: Variables that change which card an engine gives which number.
@@ -30,7 +29,7 @@ _UNNAMED = re.compile(r"GPU(\d{1,4})", re.ASCII)
 
 
 def relabelled(boot: Boot, context: PlanContext, env: Mapping[str, str] | None = None) -> Boot:
-    """The boot with the run's labels in place of the reader's, which counts devices in the order of the log.
+    """The boot with the run's labels in place of the reader's, which go by the engine's own numbers.
 
     A device of the log is one of the run when its name holds the run device's endpoint, or is the run device's name, or
     one that engines give it (``CUDA0``); where the run measures one card and the engine's only device is served by a
@@ -56,16 +55,7 @@ def relabelled(boot: Boot, context: PlanContext, env: Mapping[str, str] | None =
             new[label] = measured
         elif label in run_labels:
             new[label] = name
-    if names == boot.devices and all(old == label for old, label in new.items()):
-        return boot
-    entries = tuple(
-        msgspec.structs.replace(entry, device=new.get(entry.device, entry.device)) for entry in boot.entries
-    )
-    failure = boot.failure
-    if failure is not None and failure.device is not None:
-        failure = msgspec.structs.replace(failure, device=new.get(failure.device, failure.device))
-    devices = {new.get(label, label): name for label, name in names.items()}
-    return msgspec.structs.replace(boot, entries=entries, devices=devices, failure=failure)
+    return relabel(boot, new, names)
 
 
 def _measured(name: str, context: PlanContext, *, counted: bool) -> str | None:

@@ -8,7 +8,7 @@ HOST = "host"
 #: Buffer types that live in host memory whatever the backend: plain, mapped, repacked or pinned.
 _HOST = re.compile(r"(?:CPU|AMX|BLAS|ACCEL|HBM|KLEIDIAI|ZDNN)(?:[_\d].*)?|.*_Host", re.ASCII)
 #: ``HTP0-REPACK`` and ``HTP0`` are one device, as are ``Metal``, ``Metal_Mapped`` and ``Metal_Private``.
-_FLAVOUR = re.compile(r"[_-](?:Mapped|Private|REPACK)$")
+FLAVOUR = re.compile(r"[_-](?:Mapped|Private|REPACK)$")
 #: Rows of a matrix on several devices (``--split-mode row``): ``CUDA_Split``, in 2025 ``CUDA0_Split`` (the main one).
 _SPLIT = re.compile(r"([A-Za-z]+)\d{0,4}_Split", re.ASCII)
 #: Backends that share llama.cpp's code for CUDA, and print its messages: all say "cudaMalloc failed … on device 0".
@@ -42,7 +42,7 @@ class Labels:
         if _HOST.fullmatch(name):
             self.names.setdefault(HOST, "CPU")
             return HOST
-        device = _FLAVOUR.sub("", name)
+        device = FLAVOUR.sub("", name)
         if split := _SPLIT.fullmatch(device):
             alone = [known for known in self._labels if (n := _NUMBERED.fullmatch(known)) and n[1] == split[1]]
             if len(alone) == 1:

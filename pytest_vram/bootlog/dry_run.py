@@ -19,6 +19,7 @@ from pytest_vram.bootlog import llama_facts, llama_failures
 from pytest_vram.bootlog.devices import Labels
 from pytest_vram.bootlog.lines import count, shown, size, split
 from pytest_vram.bootlog.llama_breakdown import GPU, HEADER, LIKE_ROW, MOST_ROWS, ROW
+from pytest_vram.bootlog.numbering import numbers
 
 MIB = 1 << 20
 #: Of a table's columns, the ones that say what is where.
@@ -277,13 +278,16 @@ class DryRunLog:
         if not rows:
             named = [text for text in self._errors if "failed to load model" not in text]
             refusal = next(iter([*named, *self._errors]), self._given_up)
+        draft = self._rows["draft"] or self._rows["before"]
+        extras = [(bucket, self._named(device), amount) for bucket, device, amount in self._extras]
+        new = numbers(self._labels.names)
         return Trial(
-            rows=rows,
-            draft=tuple(self._rows["draft"] or self._rows["before"]),
-            extras=tuple((bucket, self._named(device), amount) for bucket, device, amount in self._extras),
+            rows=tuple(msgspec.structs.replace(row, label=new.get(row.label, row.label)) for row in rows),
+            draft=tuple(msgspec.structs.replace(row, label=new.get(row.label, row.label)) for row in draft),
+            extras=tuple((bucket, new.get(label, label), amount) for bucket, label, amount in extras),
             caches=tuple(self._caches),
             recurrent=tuple(self._recurrent),
-            devices=dict(self._labels.names),
+            devices={new.get(label, label): name for label, name in self._labels.names.items()},
             facts=dict(self._facts),
             projected=self._projected,
             fits=self._fits,

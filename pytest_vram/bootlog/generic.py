@@ -16,6 +16,7 @@ from pytest_vram.bootlog.boot import PHASES, Boot, Failure, Phase, PhaseSpan
 from pytest_vram.bootlog.devices import Labels
 from pytest_vram.bootlog.grammar import with_ends
 from pytest_vram.bootlog.lines import size, split
+from pytest_vram.bootlog.numbering import numbered
 from pytest_vram.bootlog.patience import PATIENCE, Limited, OutOfPatience
 from pytest_vram.errors import BadInput
 from pytest_vram.ledger import BUCKETS, Bucket, Entry
@@ -118,7 +119,7 @@ class Generic:
         failure: Failure | None = None
         if self._given_up and not ready:  # it may be why nothing says that the server is ready
             failure = Failure(kind="bad_pattern", certainty="likely", text=self._given_up[0])
-        return Boot(
+        found = Boot(
             engine=self._engine,
             era="",
             evidence="partial" if entries else "none",
@@ -129,3 +130,4 @@ class Generic:
             warnings=tuple(warnings),
             ready=ready,
         )
+        return numbered(found)

@@ -19,6 +19,7 @@ from pytest_vram.bootlog.lines import split
 from pytest_vram.bootlog.llama_lines import NOISE, REPEATED, WORDS
 from pytest_vram.bootlog.llama_loads import of_table
 from pytest_vram.bootlog.llama_process import Process
+from pytest_vram.bootlog.numbering import numbered
 from pytest_vram.ledger import Entry
 from pytest_vram.units import mib
 
@@ -92,7 +93,7 @@ def _boot(process: Process, notes: tuple[str, ...] = ()) -> Boot:
     facts = _facts(process, labels, entries)
     evidence = _evidence(process, entries, facts, failure)
     used = {entry.device for entry in entries} | {failure.device if failure is not None else None}
-    return Boot(
+    found = Boot(
         engine=process.engine or "llama-server",
         era=process.era,
         evidence=evidence,
@@ -105,6 +106,7 @@ def _boot(process: Process, notes: tuple[str, ...] = ()) -> Boot:
         ready=process.ready,
         clock=process.axis.clock,
     )
+    return numbered(found)
 
 
 def _sums(entries: tuple[Entry, ...]) -> dict[str, int]:

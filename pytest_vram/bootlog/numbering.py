@@ -16,8 +16,9 @@ import msgspec
 from pytest_vram.bootlog.boot import Boot
 from pytest_vram.bootlog.devices import FLAVOUR, HOST
 
-#: A name that bears the engine's own number of the device. Those of remote ones (``RPC0``) count by endpoint.
-_OWN = re.compile(r"(?!RPC)[A-Za-z]+(\d{1,4})", re.ASCII)
+#: A name that bears the engine's own number of the device (torch writes ``cuda:3``). Those of remote devices, as in
+#: ``RPC0[192.0.2.1:50052]``, count the devices of one endpoint.
+_OWN = re.compile(r"(?!RPC)[A-Za-z]+:?(\d{1,4})", re.ASCII)
 
 
 def numbers(devices: Mapping[str, str]) -> dict[str, str]:

@@ -141,7 +141,7 @@ def test_rows_on_several_devices() -> None:
         "llm_load_tensors:      CUDA0 buffer size =     1.00 MiB",
         "llm_load_tensors:      CUDA1 buffer size =     1.00 MiB",
     )
-    assert found.devices == {"gpu0": "CUDA_Split", "gpu1": "CUDA0", "gpu2": "CUDA1"}
+    assert found.devices == {"gpu2": "CUDA_Split", "gpu0": "CUDA0", "gpu1": "CUDA1"}
     assert any("CUDA_Split lies on several devices" in warning for warning in found.warnings)
     alone = boot(USING, "load_tensors:  CUDA_Split model buffer size =  9000.00 MiB")
     assert alone.buckets == {"weights": {"gpu0": 9000 * MIB}}
@@ -282,8 +282,8 @@ def test_children_of_a_router() -> None:
     first = [f"[101] {line}" for line in "\n".join((WEIGHTS, CONTEXT, CACHE, COMPUTE, READY)).split("\n")]
     second = [f"[202] {line.replace('CUDA0', 'CUDA1')}" for line in WEIGHTS.split("\n")]
     found = boot("main: starting router server", *first[:3], *second, *first[3:])
-    assert found.devices == {"gpu0": "CUDA1"}
-    assert found.buckets == {"weights": {"gpu0": 6000 * MIB}}
+    assert found.devices == {"gpu1": "CUDA1"}
+    assert found.buckets == {"weights": {"gpu1": 6000 * MIB}}
     assert any("2 processes loaded a model" in warning for warning in found.warnings)
 
 

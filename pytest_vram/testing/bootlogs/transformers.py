@@ -60,7 +60,7 @@ def _written(text: str, *, allocated: int, reserved: int | None, device: int | N
         engine="transformers",
         text=text,
         entries=(),
-        devices={} if device is None else {"gpu0": f"cuda:{device}"},
+        devices={} if device is None else {f"gpu{device}": f"cuda:{device}"},
         facts=facts,
         ready=False,
         failure=failure or "out_of_memory",

@@ -1,0 +1,93 @@
+"""Labels of devices: the engine's own number, and sentences that say the engine's own name."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_vram.bootlog import read
+from pytest_vram.bootlog.boot import Boot, Failure
+from pytest_vram.bootlog.numbering import numbers, relabel
+from pytest_vram.ledger import Entry
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["CUDA11", "CUDA3", "CUDA0"], ["gpu11", "gpu3", "gpu0"]),
+        (["HTP2", "HTP1", "HTP0-REPACK"], ["gpu2", "gpu1", "gpu0"]),
+        (["ROCm1", "Vulkan0", "MTL0"], ["gpu1", "gpu0", "gpu2"]),  # the number of a second family is taken
+        (["CUDA0", "Vulkan0", "Vulkan1"], ["gpu0", "gpu2", "gpu1"]),
+        (["Metal"], ["gpu0"]),
+        (["CUDA_Split", "CUDA0", "CUDA1"], ["gpu2", "gpu0", "gpu1"]),
+        (["RPC0[192.0.2.7:1]", "RPC0[192.0.2.8:1]", "CUDA1"], ["gpu0", "gpu2", "gpu1"]),
+        (["RPC3", "RPC1"], ["gpu0", "gpu1"]),
+        (["cuda:3"], ["gpu3"]),
+        (["Meta(CUDA0,CUDA1)", "CUDA (2 devices together)"], ["gpu0", "gpu1"]),
+    ],
+)
+def test_numbers(names: list[str], found: list[str]) -> None:
+    """A device has the number that its engine gives it; one without a number of its own has the smallest free one."""
+    devices = {"host": "CPU"} | {f"gpu{place}": name for place, name in enumerate(names)}
+    assert list(numbers(devices).values()) == found
+
+
+def test_everything_has_the_new_label() -> None:
+    """Entries, failure, devices and facts by device follow; what has no label stays, and devices are in order."""
+    boot = Boot(
+        engine="x",
+        era="",
+        evidence="partial",
+        entries=(Entry(bucket="kv", device="gpu0", bytes=1, source="engine-log"),),
+        devices={"host": "CPU", "gpu0": "CUDA10", "gpu1": "CUDA9"},
+        facts={"free_bytes": {"gpu0": 5}, "layers": 3, "sizes": {"a": 1}},
+        failure=Failure(kind="out_of_memory", certainty="certain", text="x", device="gpu1"),
+    )
+    found = relabel(boot, {"gpu0": "gpu10", "gpu1": "gpu9"})
+    assert [entry.device for entry in found.entries] == ["gpu10"]
+    assert list(found.devices.items()) == [("gpu9", "CUDA9"), ("gpu10", "CUDA10"), ("host", "CPU")]
+    assert found.facts == {"free_bytes": {"gpu10": 5}, "layers": 3, "sizes": {"a": 1}}
+    assert found.failure is not None
+    assert found.failure.device == "gpu9"
+
+
+@pytest.mark.parametrize(
+    ("engine", "lines", "label"),
+    [
+        (
+            "llama-server",
+            [
+                "load_tensors: loading model tensors",
+                "load_tensors: CUDA11 model buffer size = 7.00 MiB",
+                "load_tensors: CUDA4 model buffer size = 7.00 MiB",
+                "x: allocating 9.00 MiB on device 4: cudaMalloc failed: out of memory",
+            ],
+            "gpu4",
+        ),
+        (
+            "ollama",
+            [
+                "load_tensors: loading model tensors",
+                "load_tensors: CUDA3 model buffer size = 7.00 MiB",
+                "x: allocating 9.00 MiB on device 2: cudaMalloc failed: out of memory",
+            ],
+            "gpu2",
+        ),
+        (
+            "transformers",
+            [
+                "Traceback (most recent call last):",
+                '  File "a.py", line 1, in <module>',
+                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 6 has a total capacity of"
+                " 23.69 GiB of which 1.00 GiB is free.",
+            ],
+            "gpu6",
+        ),
+    ],
+)
+def test_all_readers(engine: str, lines: list[str], label: str) -> None:
+    """The card on which memory ran out has the number in the engine's message, whichever devices came before it."""
+    failure = read("\n".join(lines) + "\n", engine=engine).failure
+    assert failure is not None
+    assert failure.device == label
