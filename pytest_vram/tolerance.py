@@ -38,11 +38,14 @@ class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
         """The largest number of bytes that is no growth beyond what is tolerated."""
         return before + int(Fraction(self.percent) * max(0, before) / 100) + self.size
 
-    def holds(self, before: Ends, after: Ends) -> Held:
-        """Whether a figure grew beyond it, both given by their ends."""
-        if before[1] is not None and after[0] > self.allowed(before[1]):
+    def holds(self, before: Ends, after: Ends, *, digits: int = 0) -> Held:
+        """Whether a figure grew beyond it, both given by their ends.
+
+        :param digits: bytes by which the two may differ and yet be printed as they are: less is no growth.
+        """
+        if before[1] is not None and after[0] > self.allowed(before[1] + digits):
             return "grew"
-        return "held" if after[1] is not None and after[1] <= self.allowed(before[0]) else "undecided"
+        return "held" if after[1] is not None and after[1] <= self.allowed(before[0] + digits) else "undecided"
 
 
 def parse(text: str, names: Collection[str], *, origin: str) -> tuple[Tolerance, ...]:

@@ -44,7 +44,8 @@ def difference(
         same = row(bucket, label, one, other, "equal", "the same range on both sides")
         return msgspec.structs.replace(same, least=0, most=0)
     meaning, text = _meaning(bucket, label, one, other, digits, serving, changes, context, slots)
-    return row(bucket, label, one, other, meaning, text)
+    found = row(bucket, label, one, other, meaning, text)
+    return found if meaning == "equal" else msgspec.structs.replace(found, digits=digits)
 
 
 def row(bucket: Bucket, label: str, one: Ends, other: Ends, meaning: Meaning, text: str) -> Difference:

@@ -51,6 +51,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     :ivar least: difference in bytes, second minus first, at least, and ``most`` at most: equal where both are points,
         and 0 for a driver's context of which both sides know the same range only.
     :ivar meaning: why; ``unknown`` where no rule explains it. :ivar text: the meaning as a sentence.
+    :ivar digits: bytes of it that the printed digits of both leave open; 0 where the figures are the same.
     """
 
     bucket: Bucket
@@ -63,6 +64,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str = ""
     before_at_most: int | None = None
     after_at_most: int | None = None
+    digits: int = 0
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import msgspec
 from pytest_vram import in_force
 from pytest_vram.differences import Change, Difference, between, ends_of
 from pytest_vram.readings import Measured, Reading
-from pytest_vram.report.deployments import HOST, Deployment, Side, aligned, changed
+from pytest_vram.report.deployments import HOST, Deployment, Side, aligned, changed, untold
 from pytest_vram.tolerance import PEAK, Ends, Held, Tolerance
 
 COMPARE_FORMAT = "pytest-vram/compare/1"
@@ -247,6 +247,7 @@ def _judged(tolerance: Tolerance, pair: Pair, first: Deployment, second: Deploym
     """One tolerance over the devices of one deployment."""
     found = []
     name = pair.name or "deployment"
+    strange = untold(first, second)
     if tolerance.what in (PEAK, HOST):
         for total in _cards(pair.totals) if tolerance.what == PEAK else pair.totals:
             if tolerance.what == HOST and total.device != HOST:
@@ -255,8 +256,11 @@ def _judged(tolerance: Tolerance, pair: Pair, first: Deployment, second: Deploym
             shared = _shared(pair, total.device)
             one = _open(total.before, total.before_at_most, doubts[0], shared)
             other = _open(total.after, total.after_at_most, doubts[1], shared)
-            unlike = _unlike(total.basis_before, total.basis_after, total.device)
-            found.append(_held(tolerance, f"{name} {total.device}", one, other, doubts[0] or doubts[1], unlike))
+            unlike = strange or _unlike(total.basis_before, total.basis_after, total.device)
+            doubt = doubts[0] or doubts[1]
+            measured = total.basis_before == total.basis_after == "measured"
+            digits = 0 if measured else _digits(pair.differences, total.device)
+            found.append(_held(tolerance, f"{name} {total.device}", one, other, doubt, unlike, digits=digits))
         return found
     rows = [one for one in pair.differences if one.bucket == tolerance.what]
     for label in dict.fromkeys(row.device for row in rows):
@@ -265,8 +269,15 @@ def _judged(tolerance: Tolerance, pair: Pair, first: Deployment, second: Deploym
             _bucket(side, tolerance.what, label, [row for row in rows if row.device == label], doubt, late=late)
             for side, doubt, late in ((first, doubts[0], False), (second, doubts[1], True))
         )
-        found.append(_held(tolerance, f"{name} {label}", one, other, doubts[0] or doubts[1], ""))
+        # The rest is measured less what was printed, so that it is as open as all of that.
+        digits = _digits(pair.differences, label, None if tolerance.what == "unattributed" else tolerance.what)
+        found.append(_held(tolerance, f"{name} {label}", one, other, doubts[0] or doubts[1], strange, digits=digits))
     return found
+
+
+def _digits(rows: Sequence[Difference], label: str, bucket: str | None = None) -> int:
+    """Bytes that the printed digits leave open in one bucket, or in all: of figures that are not the same."""
+    return sum(row.digits for row in rows if row.device == label and bucket in (None, row.bucket))
 
 
 def _bucket(
@@ -338,11 +349,20 @@ def _seen(figure: Measured | None, when: str) -> tuple[Ends | None, str]:
     return (None if figure.at_least is None else (figure.at_least, None)), f"{when}: {figure.reason}"
 
 
-def _held(tolerance: Tolerance, where: str, before: Ends | None, after: Ends | None, doubt: str, unlike: str) -> Judged:
+def _held(
+    tolerance: Tolerance,
+    where: str,
+    before: Ends | None,
+    after: Ends | None,
+    doubt: str,
+    unlike: str,
+    *,
+    digits: int = 0,
+) -> Judged:
     result: Held = "undecided"
     reason = unlike or doubt
     if before is not None and after is not None and not unlike:
-        result = tolerance.holds(before, after)
+        result = tolerance.holds(before, after, digits=digits)
         reason = reason or "what is allowed lies within the range of the figures"
     elif not reason:
         reason = f"only the {'second' if before is None else 'first'} one has a figure"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pytest_vram.checks.breakdown import difference
 from pytest_vram.differences import MEANINGS, Change, Difference, grown
@@ -60,7 +60,7 @@ def _pair(pair: Pair) -> list[str]:
         mine = [one for one in pair.differences if one.device == total.device]
         lines += _table(total, mine)
     most = grown(pair.differences)
-    if most is not None:
+    if most is not None and _worth_saying(most, pair.totals):
         where = "what is beside the buffers" if most.bucket == "unattributed" else most.bucket
         lines += _wrapped(
             f"grew most: {where} on {most.device}, by {mib(most.least)} ({most.meaning}: {most.text})", indent=""
@@ -75,6 +75,14 @@ def _pair(pair: Pair) -> list[str]:
         for change in pair.changes:
             lines += _wrapped(_change(change))
     return lines
+
+
+def _worth_saying(most: Difference, totals: Sequence[Total]) -> bool:
+    """Whether growth is more than any two runs differ by: where its device holds less in all, a hundredth of that."""
+    total = next((total for total in totals if total.device == most.device), None)
+    if total is None or total.least > 0:
+        return most.least >= _WORTH
+    return most.least >= max(_WORTH, (total.before or 0) // 100)
 
 
 def _table(total: Total, mine: Sequence[Difference]) -> list[str]:
@@ -199,13 +207,18 @@ def _verdict(document: CompareDocument) -> list[str]:
 
 
 def _judged(one: Judged) -> str:
-    figures = f"{_size(one.before)} → {_size(one.after)}"
-    allowed = f", allowed {mib(one.allowed)}" if one.allowed is not None else ""
+    before, after, limit = _told_apart(one.before, one.after, one.allowed)
+    figures = f"{before} → {after}"
+    allowed = f", allowed {limit}" if one.allowed is not None else ""
     return f"{one.what} of {one.where}: {figures}{allowed}: {one.result}" + (f" ({one.reason})" if one.reason else "")
 
 
-def _size(size: int | None) -> str:
-    return "unknown" if size is None else mib(size)
+def _told_apart(*sizes: int | None) -> list[str]:
+    """Sizes with as many digits as tell different ones apart."""
+    ways: tuple[Callable[[int], str], ...] = (mib, lambda size: f"{size / MIB:,.2f} MiB", lambda size: f"{size:,} B")
+    known = {size for size in sizes if size is not None}
+    way = next((way for way in ways if len({way(size) for size in known}) == len(known)), ways[-1])
+    return ["unknown" if size is None else way(size) for size in sizes]
 
 
 def _wrapped(text: str, *, indent: str = "  ", hang: str | None = None) -> list[str]:

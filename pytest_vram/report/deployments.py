@@ -25,8 +25,12 @@ Kind = Literal["run", "log", "boot", "estimate"]
 _ALL: tuple[Bucket, ...] = tuple(bucket for bucket in BUCKETS if bucket != "unattributed")
 #: Facts that say which model it is; of one that differs in none of them only the numbers of its weights may.
 _MODEL = ("architecture", "layers", "parameters", "experts")
+#: Facts of which one that is the same on both sides tells that it is one model.
+_TELLING = ("architecture", "layers", "parameters", "model_bytes", "file_bytes", "name")
 #: Parameters are printed with three or four digits.
 _PRINTED = 0.005
+#: What a spec says of the model, the most telling first.
+_ASKED = ("model", "argv", "url")
 #: Beginning of an engine's name of a device → its kind.
 _KINDS = {
     "cuda": "CUDA",
@@ -47,7 +51,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """One deployment.
 
     :ivar settings: in force, under the engine's own options. :ivar given: names of those that its spec gives.
-    :ivar model: facts of the model. :ivar devices: label → which device it is, in words that another run of it has too.
+    :ivar model: facts of the model. :ivar asked: what a run's spec names: the model, a command or an address.
+    :ivar devices: label → which device it is, in words that another run of it has too.
     :ivar causes: what is known of the rest of its measured totals. :ivar unknown: buckets that are lower bounds only.
     :ivar missed: label → why its total may be larger than it says.
     """
@@ -64,6 +69,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     unknown: tuple[str, ...] = ()
     missed: dict[str, str] = {}
     build: str = ""
+    asked: str = ""
 
     def basis(self, label: str) -> Literal["measured", "printed", "predicted"]:
         """What the total of a device is."""
@@ -130,6 +136,7 @@ def _of_backend(record: BackendRecord, cards: Mapping[str, str], driver: str | N
         devices={label: cards.get(label) or kind_of(record.ledger.devices.get(label, "")) for label in labels},
         causes=rests.of_backend(record),
         missed={label: one.missed for label, one in record.ledger.measured.items() if one.missed},
+        asked=next((str(record.spec[name]) for name in _ASKED if record.spec.get(name)), ""),
         build=str(record.facts.get("build", "")),
     )
 
@@ -253,6 +260,26 @@ def changed(first: Deployment, second: Deployment) -> tuple[Change, ...]:
             continue
         found.append(change)
     return tuple(found)
+
+
+def untold(first: Deployment, second: Deployment) -> str:
+    """Why it cannot be told that both are of one model; empty where a fact of it, or what was asked for, is the same.
+
+    Facts that contradict each other are among what :func:`changed` finds.
+    """
+    if first.asked and first.asked == second.asked:
+        return ""
+    both = [name for name in _TELLING if None not in (first.model.get(name), second.model.get(name))]
+    if any(first.model[name] == second.model[name] for name in both):
+        return ""
+    silent = [when for when, side in (("first", first), ("second", second)) if not set(_TELLING) & set(side.model)]
+    if both:
+        why = "; ".join(f"{name} {first.model[name]} → {second.model[name]}" for name in both)
+    elif len(silent) == 1:
+        why = f"the {silent[0]} one does not say which it is"
+    else:
+        why = "neither says which it is" if silent else "there is no fact of it that both say"
+    return f"whether they are of one model cannot be told: {why}"
 
 
 def _models(first: Deployment, second: Deployment) -> list[Change]:

@@ -20,6 +20,7 @@ from tests.unit.compare_kit import attempt_at, backend, card, reading, run_of
 
 Cli = Callable[..., tuple[int, str, str]]
 LOG = """0.00.100.000 I llama_model_loader: - kv   0:                       general.architecture str              = llama
+0.00.150.000 I print_info: arch                  = llama
 0.00.200.000 I load_tensors: offloaded 33/33 layers to GPU
 0.00.300.000 I load_tensors:        CUDA0 model buffer size =  4000.00 MiB
 0.00.400.000 I llama_context: n_ctx         = {context}
@@ -27,6 +28,8 @@ LOG = """0.00.100.000 I llama_model_loader: - kv   0:                       gene
 0.00.600.000 I sched_reserve:      CUDA0 compute buffer size =   300.00 MiB
 0.00.700.000 I main: server is listening on http://127.0.0.1:8080
 """
+
+ARCHITECTURE = "0.00.150.000 I print_info: arch                  = llama\n"
 
 
 @pytest.fixture
@@ -80,6 +83,52 @@ def test_logs_are_judged_by_what_was_printed(cli: Cli, tmp_path: Path, kv: int, 
     for name, size in (("a.log", 512), ("b.log", kv)):
         (tmp_path / name).write_text(LOG.format(context=4096, kv=size))
     assert cli("a.log", "b.log", "--fail-on", "peak:1%,kv:1%")[0] == code
+
+
+@pytest.mark.parametrize(
+    ("kv", "fail_on", "code"),
+    [
+        (512.01, "peak,kv:1KiB", 0),
+        (512.02, "peak", 1),
+        (512.02, "kv:11KiB", 0),
+        (512.03, "kv:11KiB", 1),
+        (511.99, "kv", 0),
+    ],
+)
+def test_the_printed_digits_are_no_growth(cli: Cli, tmp_path: Path, kv: float, fail_on: str, code: int) -> None:
+    """Two figures with two decimals may be the same where the last digit differs by one; more of it is growth."""
+    for name, size in (("a.log", 512.0), ("b.log", kv)):
+        (tmp_path / name).write_text(LOG.format(context=4096, kv=size))
+    assert cli("a.log", "b.log", "--fail-on", fail_on)[0] == code
+
+
+def test_a_verdict_has_the_digits_that_differ(cli: Cli, tmp_path: Path) -> None:
+    """No line says that 4,812 MiB outgrew 4,812 MiB."""
+    for name, size in (("a.log", 512.0), ("b.log", 512.10)):
+        (tmp_path / name).write_text(LOG.format(context=4096, kv=size))
+    out = cli("a.log", "b.log", "--fail-on", "peak")[1]
+    assert "4,812.00 MiB → 4,812.10 MiB, allowed 4,812.00 MiB: grew" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code", "part"),
+    [
+        (LOG, ARCHITECTURE, 3, "the second one does not say which it is"),
+        (ARCHITECTURE, LOG, 3, "the first one does not say which it is"),
+        (ARCHITECTURE, ARCHITECTURE, 3, "neither says which it is"),
+        (LOG, LOG, 0, ""),
+    ],
+)
+def test_where_the_model_is_not_told_nothing_is_judged(
+    cli: Cli, tmp_path: Path, first: str, second: str, code: int, part: str
+) -> None:
+    """The logs of two models may have the same buffers: one that says which it is does not tell it of the other."""
+    for name, text in (("a.log", first), ("b.log", second)):
+        text = text if text is LOG else LOG.replace(text, "")
+        (tmp_path / name).write_text(text.format(context=4096, kv=512))
+    found, out, _ = cli("a.log", "b.log", "--fail-on", "peak,kv")
+    assert found == code
+    assert part in " ".join(out.split())
 
 
 def test_a_log_beside_a_run_is_not_judged_by_its_total(cli: Cli, tmp_path: Path) -> None:

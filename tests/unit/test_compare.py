@@ -58,6 +58,23 @@ def test_the_bucket_that_grew_is_named_with_its_setting() -> None:
     assert "+512.00" in text
 
 
+@pytest.mark.parametrize(
+    ("shrunk", "rest", "said"), [(84, 201.22, False), (84, 260, True), (0, 200.5, False), (0, 201.22, True)]
+)
+def test_noise_is_not_what_grew_most(shrunk: int, rest: float, said: bool) -> None:
+    """Beside 84 MiB that a deployment is smaller, 1.22 MiB of what nobody explains are not the first thing to say."""
+    after = run_of(backend(kv=(512 - shrunk) * MIB, rest=int(rest * MIB)))
+    assert any(line.startswith("grew most") for line in compare_lines(compared(run_of(backend()), after))) is said
+
+
+def test_runs_of_one_command_are_of_one_model() -> None:
+    """A server of any kind may say nothing of its model: the spec does."""
+    silent = [backend(facts=dict.fromkeys(("architecture", "layers", "parameters"))) for _ in range(2)]
+    assert compared(run_of(silent[0]), run_of(silent[1]), "peak").verdict == "undecided"
+    told = [msgspec.structs.replace(one, spec={**one.spec, "argv": ["serve", "m"]}) for one in silent]
+    assert compared(run_of(told[0]), run_of(told[1]), "peak").verdict == "held"
+
+
 def test_a_quantisation_is_a_setting_and_another_model_is_none() -> None:
     """One compares along the quantisation; figures of two models differ anyway, which is said first."""
     half = run_of(backend(weights=15000 * MIB, facts={"quantization": "F16"}))

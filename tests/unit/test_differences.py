@@ -95,6 +95,18 @@ def test_twice_the_context_explains_at_most_twice_the_cache(factor: float, meani
 
 
 @pytest.mark.parametrize(
+    ("slots", "cells", "meaning"),
+    [(1, 256, "setting"), (1, 300, "unknown"), (4, 1024, "setting"), (4, 1100, "unknown")],
+)
+def test_a_longer_context_may_be_rounded_up_to_a_block_of_each_slot(slots: int, cells: int, meaning: str) -> None:
+    """256 cells for each slot beyond what is in proportion, and no more."""
+    before = Ledger(entries=(printed("kv", 512 * MIB),))
+    after = Ledger(entries=(printed("kv", 512 * MIB * (16384 + cells) // 8192),))
+    found = between(before, after, changes=[change("ctx-size", 8192, 16384, "kv")], context=16384, slots=slots)
+    assert one(found, "kv").meaning == meaning
+
+
+@pytest.mark.parametrize(
     ("types", "factor", "meaning"),
     [
         (("q8_0", "q8_0"), 34 / 64, "setting"),
@@ -240,6 +252,14 @@ def test_the_largest_growth_leaves_out_what_is_expected() -> None:
     assert found is not None
     assert (found.bucket, found.least) == ("kv", 20 * MIB)
     assert grown(between(ESTIMATE, ESTIMATE)) is None
+
+
+def test_growth_that_is_only_possible_is_no_largest_growth() -> None:
+    """A range that begins at nothing, where the other side has none, may be nothing."""
+    after = Ledger(entries=(*ESTIMATE.entries, predicted("projector", 0, at_most=900 * MIB)))
+    found = between(ESTIMATE, after)
+    assert (one(found, "projector").meaning, one(found, "projector").most) == ("unknown", 900 * MIB)
+    assert grown(found) is None
 
 
 def test_every_meaning_is_said() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import struct
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from pytest_vram.backends import growth as data
 from pytest_vram.backends import lengths, probing
 from pytest_vram.backends.growth import Growth, Outcome, Step, growth_of
+from pytest_vram.backends.probing import Probe
 from pytest_vram.backends.record import RequestRecord
 from pytest_vram.bootlog import serving
 from pytest_vram.bootlog.boot import Failure
@@ -20,6 +23,9 @@ from pytest_vram.ledger import Entry
 from pytest_vram.readings import Measured, Reading, Unmeasurable
 from pytest_vram.report.growth_lines import growth_lines
 from pytest_vram.units import MIB
+
+if TYPE_CHECKING:
+    from pytest_vram.backends.pool import RunningBackend
 
 
 def read(mib: float, label: str = "gpu0", source: str = "nvml-process") -> Reading:
@@ -233,6 +239,44 @@ def test_counts_that_no_length_explains_are_refused() -> None:
     """A prompt that was cut is no measure."""
     with pytest.raises(ValueError, match="were they cut"):
         lengths.measured(lambda words: min(words, 40))
+
+
+class Planned(Probe):
+    """A probe that only plans: a server that evaluates 1,000 tokens a second, of which 700 are counted on."""
+
+    def __init__(self, left: float, timeout: float) -> None:
+        self._rate = 1000.0
+        self._seconds = left
+        self._backend = cast("RunningBackend", SimpleNamespace(target=SimpleNamespace(timeout=timeout)))
+        self.sent: list[tuple[int, int]] = []
+
+    def _left(self) -> float:
+        return self._seconds
+
+    def _ubatch(self) -> int:
+        return 512
+
+    def _prompt(self, tokens: int, count: int = 1) -> Step:
+        self.sent.append((tokens, count))
+        return Step(name="", outcome="served")
+
+
+@pytest.mark.parametrize(
+    ("left", "timeout", "count", "tokens"),
+    [
+        (100, 300, 1, 28_000),  # 40 s of 100
+        (100, 50, 1, 14_000),  # 20 s of the 50 that a request may take
+        (100, 300, 4, 7_000),
+        (1000, 3000, 1, 30_000),  # as many as are wanted
+        (0, 300, 1, 512),  # what was evaluated already
+    ],
+)
+def test_a_prompt_takes_two_fifths_of_the_time_at_most(left: float, timeout: float, count: int, tokens: int) -> None:
+    """A slower machine than a moment ago has time left for it; what is sent shorter is said."""
+    probe = Planned(left, timeout)
+    step = probe._limited(30_000, count)
+    assert probe.sent == [(tokens, count)]
+    assert (step.outcome, step.wanted) == (("served", None) if tokens == 30_000 else ("shortened", 30_000))
 
 
 def test_requests_at_once_are_counted_by_their_times() -> None:
