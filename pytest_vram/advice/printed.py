@@ -1,183 +1,45 @@
 """Advice from what llama.cpp (or an engine around it) printed, without the model's files.
 
-What a cache saves follows exactly from its type and length. Weights follow from the bits of a weight, within a range; a
-compute buffer follows its ubatch at most, and the least that it saves is not known. Where no figure can be given, the
-advice is a rule, and says so by having none.
+What a cache saves follows from its type and length. Weights follow from the bits of a weight, within a range; a compute
+buffer follows its ubatch at most, and the least that it saves is not known. Where no figure can be given, the advice is
+a rule, and says so by having none.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import msgspec
 
+from pytest_vram.advice.logged import ABOUT, COST, MARGIN, Log
 from pytest_vram.advice.records import Advice, Saving
-from pytest_vram.advice.words import KOBOLD_TYPES, words
 from pytest_vram.bootlog.boot import Boot, Failure
 from pytest_vram.sizing import ggml
 from pytest_vram.sizing.changes import STEP
-from pytest_vram.units import mib
+from pytest_vram.units import MIB, mib
 
 #: Bits of a weight in files that are called by four bits: from a pure ``q4_k`` to mixtures with larger matrices.
 FOUR_BITS = (4.5, 5.0)
-#: How far blocks of one model may differ in size from their mean, in mixtures of types and with an output matrix.
-_UNEVEN = 0.25
+#: How far blocks of one model may differ in size from their mean. The mean counts the output matrix as a layer, which
+#: may be as large as all the others together.
+_UNEVEN = (0.5, 1.25)
 _UBATCH = 128
 #: A compute buffer of this size is hardly ever one without attention scores.
 _SCORES = 2 << 30
 _LEAST_CONTEXT = 2048
-#: In the order of what they cost the user; see :mod:`pytest_vram.advice.knobs`.
-_COST = (
-    "flash",
-    "attention",
-    "ubatch",
-    "parallel",
-    "pipeline",
-    "model",
-    "cache",
-    "context",
-    "experts",
-    "split",
-    "layers",
-    "draft",
-)
-_ABOUT: dict[str, tuple[str, ...]] = {
-    "flash": ("compute", "kv"),
-    "attention": ("compute",),
-    "ubatch": ("compute",),
-    "parallel": ("kv", "recurrent"),
-    "pipeline": ("compute",),
-    "model": ("weights", "experts"),
-    "cache": ("kv",),
-    "context": ("kv", "compute"),
-    "experts": ("weights", "experts"),
-    "draft": ("draft",),
-}
-_COSTS = {
-    "flash": "nothing where the device has kernels for it",
-    "attention": "long prompts are read a little more slowly",
-    "ubatch": "prompts are read more slowly; answers are written as fast as before",
-    "parallel": "requests wait for each other; nothing for one user at a time",
-    "pipeline": "long prompts are read more slowly, because the cards no longer work on several batches at once",
-    "split": "the other cards hold more",
-    "model": "a little accuracy, and another file of the same model",
-    "cache": "hardly any accuracy with q8_0; it needs flash attention",
-    "context": "shorter conversations and documents",
-    "experts": "answers are written more slowly, the more experts are on the CPU",
-    "layers": "every layer on the CPU makes prompts and answers slower",
-    "draft": "answers are written one token at a time",
-}
-_PROOFS = {
-    "flash": "`flash_attn = enabled`",
-    "attention": "a smaller `compute buffer size`",
-    "ubatch": "`n_ubatch = {}`",
-    "parallel": "`n_seq_max = {}`",
-    "pipeline": "no `pipeline parallelism enabled` line",
-    "split": "a smaller `model buffer size` of the device, and larger ones of the others",
-    "model": "`file type` and a smaller `model buffer size`",
-    "cache": "`K ({})` in the line of the KV cache's size",
-    "context": "`n_ctx = {}` and a smaller `KV buffer size`",
-    "experts": "a smaller `model buffer size` of the device; the line `offloaded N/N layers` stays as it is",
-    "layers": "`offloaded {}/` in the line about layers",
-    "draft": "one `constructing llama_context` line, and no second one",
-}
-
-
-class _Log:
-    """What a log says about the device on which memory ran out."""
-
-    def __init__(self, boot: Boot, failure: Failure) -> None:
-        self.boot, self.failure = boot, failure
-        self.facts = boot.facts
-        self.words = words(boot.engine)
-        self.device = failure.device or (next((one for one in boot.devices if one != "host"), None))
-        held: dict[str, list[int]] = {}
-        for entry in boot.entries:
-            if entry.device == self.device:
-                held.setdefault(entry.bucket, []).append(entry.bytes)
-        self.allocated = sum(map(sum, held.values()))
-        if failure.bytes is not None and failure.bucket is not None:
-            held.setdefault(failure.bucket, []).append(failure.bytes)
-        self.held = held
-        self.sure = failure.certainty == "certain"
-        #: Whether nothing would be allocated after what was refused.
-        self.last = failure.bucket == "compute" and self.sure
-
-    def fact(self, name: str) -> int | None:
-        """A whole number that the log printed."""
-        value: Any = self.facts.get(name)
-        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-    def missing(self) -> int | None:
-        """Bytes that this allocation was short of; ``None`` where the log does not say what was free."""
-        if self.failure.bytes is None or self.failure.free is None:
-            return None
-        short = self.failure.bytes - (self.failure.free - self.allocated)
-        # Something else took memory meanwhile, or it was in pieces: the whole request is what was not there.
-        return short if 0 < short <= self.failure.bytes else None
-
-    def most_missing(self) -> int | None:
-        """Bytes that this allocation was short of at most."""
-        short = self.missing()
-        return self.failure.bytes if short is None else short
-
-    def enough(self, low: int, high: int) -> bool | None:
-        """Whether a saving makes the boot succeed."""
-        most = self.most_missing()
-        if most is None:
-            return None
-        if low >= most:
-            return True if self.last else None  # what comes after it may be refused as well
-        return False if self.missing() is not None and high < most else None
-
-    def advice(self, name: str, before: object, after: object, why: str, low: int | None, high: int | None) -> Advice:
-        """A change; without a figure it is a rule."""
-        word = self.words[name]
-        saves = None if low is None or high is None else Saving(bytes=low, at_most=high if high != low else None)
-        shown = "N" if " " in str(after) or after == "fewer" else after
-        if self.boot.engine == "koboldcpp":
-            shown = KOBOLD_TYPES.get(str(after), shown)
-        return Advice(
-            setting=word.setting,
-            before=str(before),
-            after=str(after),
-            effect="saves",
-            why=why,
-            device=self.device,
-            bucket=next(iter(_ABOUT.get(name, ("weights",)))),
-            saves_bytes=saves,
-            enough=None if saves is None else self.enough(saves.bytes, saves.upper),
-            source="rule" if saves is None else "engine-log",
-            cost=_COSTS[name],
-            flag=word.flag.format(shown),
-            proof=_PROOFS[name].format(shown),
-        )
-
-    def nothing(self, name: str, before: object, after: object, why: str) -> Advice:
-        """A change that does nothing here."""
-        return Advice(
-            setting=self.words[name].setting,
-            before=str(before),
-            after=str(after),
-            effect="nothing",
-            why=why,
-            device=self.device,
-            enough=False,
-            source="engine-log",
-            flag=self.words[name].flag.format(after),
-        )
+#: What is left for compute buffers where they would come after a cache that was refused.
+_COMPUTE = 512 * MIB
 
 
 def of_log(boot: Boot, failure: Failure) -> tuple[Advice, ...]:
     """Advice for an allocation that a device refused, best first."""
-    log = _Log(boot, failure)
+    log = Log(boot, failure)
     if absurd(failure):
         return tuple(_absurd(log))
     if failure.bucket is None or (not boot.entries and not log.sure):
         return tuple(_unsure(log))
-    makers: dict[str, Callable[[_Log], Advice | None]] = {
+    makers: dict[str, Callable[[Log], Advice | None]] = {
         "flash": _flash,
         "attention": _attention,
         "ubatch": _ubatch,
@@ -189,18 +51,21 @@ def of_log(boot: Boot, failure: Failure) -> tuple[Advice, ...]:
         "experts": _experts,
         "split": _split,
         "layers": _layers,
+        "projector": _projector,
         "draft": _draft,
     }
     rows = {name: found for name, made in makers.items() if name in log.words and (found := made(log)) is not None}
+    if log.single:
+        return tuple(_of_one_buffer(log, rows))
     # Newer builds turn flash attention on by themselves: where nothing is known, it is what comes first only where the
     # buffer has the size of scores.
     late = log.facts.get("flash_attention") is None and (failure.bytes or 0) < _SCORES
     names = sorted(
         rows,
         key=lambda name: (
-            failure.bucket not in _ABOUT.get(name, ()),
+            not _is_about(log, name),
             name == "flash" and late,
-            _COST.index(name),
+            COST.index(name),
         ),
     )
     saving = [rows[name] for name in names if rows[name].effect == "saves"]
@@ -213,13 +78,36 @@ def absurd(failure: Failure) -> bool:
     return failure.absurd or larger
 
 
-def _together(log: _Log, advice: list[Advice]) -> Iterator[Advice]:
+def _is_about(log: Log, name: str) -> bool:
+    if name == "context" and log.failure.bucket == "compute":
+        return _scores(log)
+    return log.failure.bucket in ABOUT.get(name, ())
+
+
+def _of_one_buffer(log: Log, rows: dict[str, Advice]) -> Iterator[Advice]:
+    """One buffer is larger than the driver gives at once, or was refused for no want of memory: what makes that very
+    buffer smaller may help, and nothing else does."""
+    bucket = log.failure.bucket
+    parts = {"layers", "split"} if bucket in ("kv", "weights", "recurrent") else set()
+    helping = [name for name in COST if name in rows and (_is_about(log, name) or name in parts)]
+    for name in helping:
+        if rows[name].effect == "saves":
+            yield msgspec.structs.replace(rows[name], enough=None)
+    size = f" of {mib(log.failure.bytes)}" if log.failure.bytes is not None else ""
+    why = f"it is this one buffer{size} that was refused, not the sum: it stays as large"
+    for name in COST:
+        if name in rows and (name not in helping or rows[name].effect == "nothing"):
+            one = rows[name]
+            yield one if one.effect == "nothing" else log.nothing(name, one.before, one.after, why)
+
+
+def _together(log: Log, advice: list[Advice]) -> Iterator[Advice]:
     """With what each saves after those before it, where they are about different buffers and so add up.
 
     Settings of one buffer multiply: each leaves a part, and the next saves its share of that.
     """
     left: dict[str, tuple[float, float]] = {}  # bucket → parts that are left at least and at most
-    low = high = 0
+    high = proven = 0
     for one in advice:
         saves = one.saves_bytes
         if saves is None or one.bucket is None:
@@ -232,91 +120,111 @@ def _together(log: _Log, advice: list[Advice]) -> Iterator[Advice]:
         smallest, largest = math.floor(saves.bytes * least), math.ceil(saves.upper * most)
         after = Saving(bytes=smallest, at_most=largest if saves.at_most is not None or largest > smallest + 1 else None)
         if whole:
-            left[one.bucket] = least * (1 - saves.upper / whole), most * (1 - saves.bytes / whole)
-        low, high = low + after.bytes, high + after.upper
-        yield msgspec.structs.replace(one, saves_bytes_after=after, enough_after=log.enough(low, high))
+            left[one.bucket] = max(0.0, least * (1 - saves.upper / whole)), max(0.0, most * (1 - saves.bytes / whole))
+        high += after.upper
+        if one.setting in log.proven:
+            proven += after.bytes
+        enough = log.enough(proven, high + _besides(log), proven=True)
+        yield msgspec.structs.replace(one, saves_bytes_after=after, enough_after=enough)
 
 
-def _flash(log: _Log) -> Advice | None:
+def _besides(log: Log) -> int:
+    """The most by which a compute buffer shrinks as well with a shorter context: its mask and its scores."""
+    return log.sum("compute")
+
+
+def _scores(log: Log) -> bool:
+    return log.facts.get("flash_attention") == "disabled"
+
+
+def _flash(log: Log) -> Advice | None:
     state = log.facts.get("flash_attention")
-    if state == "enabled":
+    if state == "enabled" or not log.held.get("compute"):
         return None
-    compute = sum(log.held.get("compute", []))
     said = "is off" if state == "disabled" else "is not known to be on"
     why = f"flash attention {said}: without it the compute buffer holds the scores of every head for the whole context"
-    if not compute and log.failure.bucket != "kv":
-        return None
-    return log.advice("flash", state or "not printed", "on", why, None, None)
+    return log.advice("flash", state or "not printed", "on", why)
 
 
-def _attention(log: _Log) -> Advice | None:
+def _attention(log: Log) -> Advice | None:
     if log.boot.engine != "ik_llama" or "compute" not in log.held:
         return None
     why = "the scores of attention are computed in pieces of at most so many MiB"
-    return log.advice("attention", "not printed", "512", why, None, None)
+    now = log.facts.get("attention_max_batch")
+    return log.advice("attention", "not printed" if now is None else now, "512", why)
 
 
-def _ubatch(log: _Log) -> Advice | None:
+def _ubatch(log: Log) -> Advice | None:
     now = log.fact("ubatch")
-    compute = sum(log.held.get("compute", []))
+    compute = log.sum("compute")
     if not compute:
         return None
     if now is None:
-        return log.advice("ubatch", "not printed", _UBATCH, "compute buffers grow with the ubatch", None, None)
+        return log.advice("ubatch", "not printed", _UBATCH, "compute buffers grow with the ubatch")
     if now <= _UBATCH // 2:
         return None
     after = min(_UBATCH, now // 2)
     why = f"the compute buffer of {mib(compute)} shrinks with the ubatch, in proportion at most"
-    return log.advice("ubatch", now, after, why, 0, compute * (now - after) // now)
+    high = compute * (now - after) // now
+    rows, cells = log.held.get("kv", []), log.fact("kv_cells_sliding")
+    if rows and (log.sliding or len(rows) > 1):
+        # A cache of windows holds a ubatch besides, in steps of so many cells; which of the rows it is is not said.
+        part = 1.0 if cells is None else min(1.0, (now - after + STEP) / cells)
+        high += math.ceil(max(rows) * part)
+        why += ", and a cache of windows, which holds a ubatch besides"
+    return log.advice("ubatch", now, after, why, 0, high)
 
 
-def _parallel(log: _Log) -> Advice | None:
+def _parallel(log: Log) -> Advice | None:
     slots = log.fact("slots")
     if slots is None or slots == 1:
         return None
-    cache, state = sum(log.held.get("kv", [])), sum(log.held.get("recurrent", []))
+    cache, state = log.sum("kv"), log.sum("recurrent")
     if log.boot.engine == "ollama" and cache:  # its context is that of one request, times their number
         why = f"the KV cache holds num_ctx tokens for each of {slots} requests at once"
-        return log.advice(
-            "parallel", slots, 1, why, (cache + state) * (slots - 1) // slots, (cache + state) * (slots - 1) // slots
-        )
+        size = (cache + state) * (slots - 1) // slots
+        return log.advice("parallel", slots, 1, why, size, size, proven=not log.sliding, besides=log.sum("compute"))
     if state:
         size = state * (slots - 1) // slots
-        return log.advice("parallel", slots, 1, f"each of {slots} slots keeps a recurrent state", size, size)
-    if cache and log.fact("context") is not None and not _sliding(log):
+        why = f"each of {slots} slots keeps a recurrent state"
+        return log.advice("parallel", slots, 1, why, size, size, proven=True, besides=cache, bucket="recurrent")
+    if cache and log.fact("context") is not None and not log.sliding:
         way = "share" if log.facts.get("kv_unified") is True else "divide or share"
         why = f"the context is {log.fact('context')} tokens in all, which the slots {way}: the KV cache stays as large"
         return log.nothing("parallel", slots, 1, why)
-    if cache and _sliding(log):
+    if cache and log.sliding:
         why = "each slot keeps a window of its own in the layers with sliding windows; how large is not printed"
-        return log.advice("parallel", slots, 1, why, None, None)
+        return log.advice("parallel", slots, 1, why)
     return None
 
 
-def _pipeline(log: _Log) -> Advice | None:
+def _pipeline(log: Log) -> Advice | None:
     copies = log.fact("pipeline_copies")
     if copies is None or copies < 2 or log.failure.bucket != "compute":
         return None
     why = f"the inputs are kept in {copies} copies, so that the cards can work on several batches at once"
-    return log.advice("pipeline", copies, "1", why, None, None)
+    return log.advice("pipeline", f"{copies} pipeline copies", "1 copy", why)
 
 
-def _split(log: _Log) -> Advice | None:
-    cards = [label for label in log.boot.devices if label != "host"]
-    if len(cards) < 2 and (log.fact("pipeline_copies") or 1) < 2:  # which is for several devices only
+def _split(log: Log) -> Advice | None:
+    if log.failure.device is None:
         return None
-    why = f"memory ran out on {log.device}, and on none of the other devices so far"
-    return log.advice("split", "not printed", "a smaller share of it", why, None, None)
+    if len(log.cards) < 2 and (log.fact("pipeline_copies") or 1) < 2:  # which is for several devices only
+        return None
+    engines = log.boot.devices.get(log.failure.device)
+    name = f"{log.failure.device} ({engines})" if engines else log.failure.device
+    why = f"memory ran out on {name}, and on none of the other devices so far"
+    return log.advice("split", "not printed", f"a smaller share for {log.failure.device}", why)
 
 
-def _model(log: _Log) -> Advice | None:
-    weights = sum(log.held.get("weights", [])) + sum(log.held.get("experts", []))
+def _model(log: Log) -> Advice | None:
+    weights = log.sum("weights", "experts")
     size, parameters = log.fact("model_bytes"), log.fact("parameters")
     if not weights:
         return None
     before = log.facts.get("quantization") or "not printed"
     if size is None or parameters is None:
-        return log.advice("model", before, "Q4_K_M", "a smaller quantisation of the same model", None, None)
+        return log.advice("model", before, "Q4_K_M", "a smaller quantisation of the same model")
     bits = 8 * size / parameters
     if bits <= FOUR_BITS[1] * 1.05:
         why = f"the file has {bits:.1f} bits for each weight already: below four bits the loss is no longer small"
@@ -326,125 +234,180 @@ def _model(log: _Log) -> Advice | None:
     return log.advice("model", before, "Q4_K_M", why, math.floor(low), math.ceil(high))
 
 
-def _cache(log: _Log) -> Advice | None:
-    cache = sum(log.held.get("kv", []))
+def _cache(log: Log) -> Advice | None:
+    cache = log.sum("kv")
     if not cache:
         return None
     types = log.facts.get("cache_type_k"), log.facts.get("cache_type_v")
     known = [name for name in types if isinstance(name, str) and name in ggml.BY_NAME]
+    flash = log.facts.get("flash_attention")
+    # A quantised V cache needs flash attention, and the engine refuses to start without.
+    flag = log.words["cache"].flag
+    if flash == "disabled" and "flash" in log.words and log.words["flash"].flag not in flag:
+        flag = f"{log.words['flash'].flag} {flag}"
     if not known:
-        return log.advice("cache", "not printed", "q8_0", "a KV cache of f16 becomes nearly half", None, None)
+        why = "a KV cache of f16 becomes nearly half"
+        return log.advice("cache", "not printed", "q8_0", why, flag=flag)
     for after in ("q8_0", "q4_0"):
         ratios = {_width(after) / _width(name) for name in known}
         if max(ratios) < 1:
-            low, high = cache * (1 - max(ratios)), cache * (1 - min(ratios))
+            low, high = (math.floor(cache * (1 - max(ratios))), math.ceil(cache * (1 - min(ratios))))
             before = known[0] if len(set(known)) == 1 else "/".join(known)
             why = f"a KV cache of {mib(cache)} in {before} becomes one in {after}"
-            return log.advice("cache", before, after, why, math.floor(low), math.ceil(high))
+            copy = _copied(log, known)
+            if copy is not None:
+                low = max(0, low - copy)
+                why += f"; kernels of some devices keep a copy of one layer in f16 ({mib(copy)} at most)"
+            proven = copy is not None and flash == "enabled"
+            return log.advice(
+                "cache", before, after, why, low, high, proven=proven, besides=log.sum("compute"), flag=flag
+            )
     return None
+
+
+def _copied(log: Log, types: list[str]) -> int | None:
+    """Bytes of one layer's cache in f16 at most, which kernels for quantised caches may need; ``None``: not known."""
+    layers = log.fact("kv_layers") or (log.layers if "recurrent" not in log.held else None)
+    whole = max(log.fact("kv_bytes") or 0, log.sum("kv"))
+    if not layers or log.sliding or len(log.held.get("kv", [])) > 1:
+        return None
+    return math.ceil(whole / layers * _width("f16") / min(_width(name) for name in types))
 
 
 def _width(name: str) -> float:
     return ggml.row_bytes(name, 256) / 256
 
 
-def _sliding(log: _Log) -> bool:
-    return log.fact("sliding_window") is not None or log.fact("kv_cells_sliding") is not None
-
-
-def _context(log: _Log) -> Advice | None:
-    now = log.fact("context")
+def _context(log: Log) -> Advice | None:
     rows = log.held.get("kv", [])
-    scores = log.facts.get("flash_attention") == "disabled" and log.failure.bucket == "compute"
+    compute = log.sum("compute")
+    scores = log.facts.get("flash_attention") != "enabled" and log.failure.bucket == "compute"
     if not rows and not scores:
         return None
-    if now is None:
-        return log.advice("context", "not printed", "half of it", "the KV cache grows with the context", None, None)
-    # Of two caches one keeps windows, and which line is whose is not known: either may be the one that shrinks.
-    shrinks = (min(rows), max(rows)) if len(rows) > 1 and _sliding(log) else (sum(rows), sum(rows))
+    requests = log.per_request
+    now = log.fact("context")
+    if now is not None and requests is not None:
+        now //= requests
+    each = f" for each of {requests} requests" if requests is not None and requests > 1 else ""
+    grows = "the KV cache grows with the context" if rows else "without flash attention the compute buffer holds scores"
+    if now is None or (not rows and not _scores(log)):
+        return log.advice("context", now or "not printed", "half of it", grows)
+    if requests is None:
+        why = f"{grows}, and the log does not say how many requests share its {now} tokens"
+        return log.advice("context", "not printed", "half of it", why)
     if now <= STEP:
         return None
-    after = _shorter(now, shrinks[0], log.most_missing())
-    low, high = (size * (now - after) // now for size in shrinks)
-    why = f"the KV cache of {mib(sum(rows))} holds {now} tokens" if rows else ""
-    if scores:
-        compute = sum(log.held.get("compute", []))
-        high += compute * (now - after) // now
+    low, high = _shrinking(log, rows)
+    step = STEP * (1 if requests > 1 or log.facts.get("kv_unified") is True else (log.fact("slots") or 1))
+    after, room = _shorter(log, now, low, step)
+    if after is None:
+        return None
+    spared = [size * (now - after) // now for size in (low, high)]
+    besides = compute * (now - after) // now
+    why = f"the KV cache of {mib(sum(rows))} holds {now} tokens{each}" if rows else ""
+    if _scores(log) and compute:
+        spared[1] += besides
         why = " and ".join(filter(None, [why, f"the compute buffer of {mib(compute)} holds scores for as many"]))
-    return log.advice("context", now, after, why, low, high)
+    if room:
+        why += f"; {mib(room)} are left for the compute buffers, which come after it"
+    # Layers that are missing from the printed cache have another one, unless they keep a state.
+    every = None in (log.layers, log.fact("kv_layers")) or log.fact("kv_layers") == log.layers
+    proven = low == high and (every or "recurrent" in log.held)
+    return log.advice("context", now, after, why, spared[0], spared[1], proven=proven, besides=besides)
 
 
-def _shorter(now: int, cache: int, missing: int | None) -> int:
-    """The longest context whose cache leaves what is missing, else half."""
-    half = max(STEP, now // 2 // STEP * STEP)
-    if missing is None or missing >= cache:
-        return half
-    after = int(now * (cache - missing) // cache) // STEP * STEP
-    return after if after >= min(_LEAST_CONTEXT, half) else half
+def _shrinking(log: Log, rows: list[int]) -> tuple[int, int]:
+    """Bytes of the caches that follow the context, at least and at most."""
+    if not log.sliding:
+        return sum(rows), sum(rows)
+    # Of two caches one keeps windows, and which line is whose is not known: either may be the one that shrinks.
+    return (min(rows), max(rows)) if len(rows) > 1 else (0, sum(rows))
 
 
-def _per_layer(log: _Log) -> tuple[int, int] | None:
-    """Bytes of one layer's weights and caches on the device at least and at most, and how many are there."""
+def _shorter(log: Log, now: int, cache: int, step: int) -> tuple[int | None, int]:
+    """The longest context whose cache leaves what is missing, else half; and what it leaves for what comes later."""
+    half = max(step, now // 2 // step * step)
+    missing = log.missing()
+    if missing is not None and cache:
+        for room in (MARGIN,) if log.last else (MARGIN + _COMPUTE, MARGIN):
+            after = int(now * (cache - missing - room) // cache) // step * step if missing + room < cache else 0
+            if after >= min(_LEAST_CONTEXT, half):
+                return after, 0 if log.last or "compute" in log.held else room
+    return (half if half < now else None), 0
+
+
+def _per_layer(log: Log) -> tuple[int, int] | None:
+    """Bytes of one layer's weights and caches on the device by their mean, and how many are there."""
     layers = log.fact("layers_offloaded")
-    weights = sum(log.held.get("weights", [])) + sum(log.held.get("experts", []))
-    if layers is None or not weights or len([one for one in log.boot.devices if one != "host"]) > 1:
+    weights = log.sum("weights", "experts")
+    if layers is None or not weights or len(log.cards) > 1 or not log.alike:
         return None
-    return (weights + sum(log.held.get("kv", []))) // layers, layers
+    return (weights + log.sum("kv")) // layers, layers
 
 
-def _experts(log: _Log) -> Advice | None:
-    if log.fact("experts") is None:
+def _experts(log: Log) -> Advice | None:
+    known = log.fact("experts") is not None or "experts" in log.held
+    if not known and not (log.failure.bucket == "weights" and log.facts.get("layers") is None):
         return None
-    each = _per_layer(log)
-    missing = log.most_missing()
     why = "the experts of a layer are most of its weights; how much they are is not printed"
-    if each is None or missing is None or not each[0]:
-        return log.advice("experts", "not printed", "N", why, None, None)
-    count = min(each[1], max(1, math.ceil(missing / (each[0] * (1 - _UNEVEN)))))
-    most = math.ceil(count * each[0] * (1 + _UNEVEN))
-    return log.advice("experts", "not printed", count, why, 0, most)
+    if not known:
+        why = f"if the model is a mixture: {why}"
+    return log.advice("experts", "not printed", "N layers", why)
 
 
-def _layers(log: _Log) -> Advice | None:
+def _layers(log: Log) -> Advice | None:
     each = _per_layer(log)
     missing = log.most_missing()
+    now = log.fact("layers_offloaded")
     if each is None or missing is None or not each[0]:
-        if log.fact("layers_offloaded") is None or not log.held.get("weights"):
+        if log.failure.bucket == "compute" and now is None and log.held.get("kv"):
             return None
-        return log.advice("layers", log.fact("layers_offloaded"), "fewer", "layers leave the device", None, None)
+        why = "layers leave the device, with their caches; they are not known to be alike"
+        return log.advice("layers", now or "not printed", "fewer", why)
     size, layers = each
-    count = min(layers, math.ceil(missing / (size * (1 - _UNEVEN))))
-    low, high = math.floor(count * size * (1 - _UNEVEN)), math.ceil(count * size * (1 + _UNEVEN))
+    count = min(layers, math.ceil(missing / (size * _UNEVEN[0])))
+    low, high = math.floor(count * size * _UNEVEN[0]), math.ceil(count * size * _UNEVEN[1])
     why = f"a layer takes {mib(size)} there on average, its cache included"
-    return log.advice("layers", layers, layers - count, why, low, high)
+    return log.advice("layers", layers, layers - count, why, low, high, besides=log.sum("compute"))
 
 
-def _draft(log: _Log) -> Advice | None:
-    size = sum(log.held.get("draft", []))
+def _projector(log: Log) -> Advice | None:
+    size = log.sum("projector")
+    if log.failure.bucket != "projector" and not size:
+        return None
+    why = f"the encoder of images or sound{f' ({mib(size)})' if size else ''} is on the device"
+    if log.failure.bucket != "projector":
+        return log.advice("projector", "on", "off", why, size, size, proven=True)
+    return log.advice("projector", "on", "off", f"{why}: nothing of it is asked for then")
+
+
+def _draft(log: Log) -> Advice | None:
+    size = log.sum("draft")
     if not size:
         return None
-    return log.advice("draft", "on", "none", f"what drafts takes {mib(size)}", size, size)
+    return log.advice("draft", "on", "none", f"what drafts takes {mib(size)}", size, size, proven=True)
 
 
-def _absurd(log: _Log) -> Iterator[Advice]:
+def _absurd(log: Log) -> Iterator[Advice]:
     size = mib(log.failure.bytes or 0)
     said = f"{size} were asked for at once"
     if log.failure.total is not None:
         said += f" of a device with {mib(log.failure.total)}"
-    said += ": not a small shortage, but a way of computing that the device cannot take"
+    whole = f"{said}: not a small shortage, but a way of computing that the device cannot take"
     for name in ("flash", "attention"):
         if name not in log.words or (name == "flash" and log.facts.get("flash_attention") == "enabled"):
             continue
         what = "flash attention" if name == "flash" else "attention in pieces"
-        why = f"{said}; {what} never holds all the scores"
-        before = log.facts.get("flash_attention") or "not printed" if name == "flash" else "not printed"
-        yield log.advice(name, before, "on" if name == "flash" else "512", why, None, None)
+        # Said once: every line that repeats it makes the list longer, and none clearer.
+        why, whole = f"{whole}; {what} never holds all the scores", "the same request"
+        now = log.facts.get("flash_attention" if name == "flash" else "attention_max_batch")
+        yield log.advice(name, "not printed" if now is None else now, "on" if name == "flash" else "512", why)
     yield Advice(
         setting="build",
         before=str(log.facts.get("build") or "not printed"),
         after="another",
         effect="saves",
-        why=f"{said}; another build of the engine may have the kernels that this one lacks for the model",
+        why=f"{whole}; another build of the engine may have the kernels that this one lacks for the model",
         device=log.device,
         bucket=log.failure.bucket,
         source="rule",
@@ -460,22 +423,21 @@ def _absurd(log: _Log) -> Iterator[Advice]:
             yield log.nothing(name, now or "not printed", "q8_0" if name == "cache" else "smaller", help_not)
 
 
-def _unsure(log: _Log) -> Iterator[Advice]:
+def _unsure(log: Log) -> Iterator[Advice]:
     """The line alone does not say which buffer it was: both readings, and nothing is promised."""
     size = f" of {mib(log.failure.bytes)}" if log.failure.bytes is not None else ""
     doubt = f"the log does not say which buffer{size} it was"
     state = log.facts.get("flash_attention")
-    if state != "enabled":
+    if state != "enabled" and "flash" in log.words:
         why = f"{doubt}; if it is the compute buffer, it holds scores of attention, which flash attention never holds"
-        yield log.advice("flash", state or "not printed", "on", why, None, None)
-    now = log.fact("context")
+        yield log.advice("flash", state or "not printed", "on", why)
+    now, requests = log.fact("context"), log.per_request
+    now = None if now is None or requests is None else now // requests
     why = f"{doubt}; both the KV cache and, without flash attention, the compute buffer shrink with the context"
-    yield log.advice("context", now or "not printed", "half of it" if now is None else now // 2, why, None, None)
+    yield log.advice("context", now or "not printed", "half of it" if now is None else now // 2, why)
     now = log.fact("ubatch")
     why = f"{doubt}; if it is the compute buffer, it shrinks with the ubatch"
-    if now is None or now > _UBATCH:
-        yield log.advice("ubatch", now or "not printed", _UBATCH, why, None, None)
+    if "ubatch" in log.words and (now is None or now > _UBATCH):
+        yield log.advice("ubatch", now or "not printed", _UBATCH, why)
     if log.fact("layers_offloaded") is not None:
-        yield log.advice(
-            "layers", log.fact("layers_offloaded"), "fewer", f"{doubt}; either is smaller then", None, None
-        )
+        yield log.advice("layers", log.fact("layers_offloaded"), "fewer", f"{doubt}; either is smaller then")

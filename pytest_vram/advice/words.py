@@ -30,7 +30,9 @@ _LLAMA: dict[str, Word] = {
     "cache-ram": Word(setting="cache-ram", flag="--cache-ram 0"),
 }
 _IK: dict[str, Word] = {
-    **{name: word for name, word in _LLAMA.items() if name not in ("cache-ram", "projector", "pipeline")},
+    **{name: word for name, word in _LLAMA.items() if name not in ("cache-ram", "projector")},
+    # Its own scheduler keeps the copies that it was built for.
+    "pipeline": Word(setting="GGML_SCHED_MAX_COPIES", flag="built with -DGGML_SCHED_MAX_COPIES=1"),
     "flash": Word(setting="flash-attn", flag="-fa"),
     "attention": Word(setting="attention-max-batch", flag="-amb 512"),
 }

@@ -38,6 +38,7 @@ Rule = tuple[str, str, tuple[str, ...], Callable[..., Any]]
 #: (needle that a line must hold, pattern, facts of its groups, conversion).
 _RULES: tuple[Rule, ...] = (
     ("offloaded", r"\boffloaded (\d+)/(\d+) layers to GPU", ("layers_offloaded", "layers_offloadable"), count),
+    ("repeating", r"\boffloading (\d+) repeating layers to GPU", ("layers_repeating",), count),
     ("n_layer ", r"\bn_layer\s+= (\d+)", ("layers",), count),
     ("n_ctx_train", r"\bn_ctx_train\s+= (\d+)", ("context_trained",), count),
     ("n_expert ", r"\bn_expert\s+= (\d+)", ("experts",), count),
@@ -53,6 +54,7 @@ _RULES: tuple[Rule, ...] = (
     ("mmap = ", r"\(mmap = (\w+)", ("mmap",), _switch),
     ("n_copies", r"\(n_copies=(\d+)\)", ("pipeline_copies",), count),
     ("sched copies", r"\bsched copies = (\d+)", ("pipeline_copies",), count),
+    ("attn_max_b", r"\battn_max_b\s+= (\d+)", ("attention_max_batch",), count),
     ("mla_attn", r"\bmla_attn\s+= (\d+)", ("mla",), count),
     ("retrying without pipeline", r"retrying without pipeline parallelism", ("pipeline_copies",), lambda: 1),
     ("n_seq_max", r"\bn_seq_max\s+= (\d+)", ("slots",), count),
@@ -96,6 +98,7 @@ _SERVER: tuple[Rule, ...] = (
     ("checkpoints enabled", r"context checkpoints enabled, max = (\d{1,9})", ("checkpoints",), count),
     ("checkpoints disabled", r"context checkpoints disabled", ("checkpoints",), lambda: 0),
     ("projected to use", r"projected to use (\d+) (MiB) of device", ("projected_device_bytes",), _bytes),
+    ("of free device memory", r"vs\. (\d+) (MiB) of free device memory", ("fit_free_bytes",), _bytes),
     ("projected to use", r"projected to use (\d+) (MiB) of host", ("projected_host_bytes",), _bytes),
     ("context size reduced", r"context size reduced from (\d+) to", ("context_reduced_from",), count),
     ("listening on http", r"listening on (https?://\S+)", ("url",), str),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_vram.advice import Advice, of_boot
+from pytest_vram.advice import Advice, Saving, of_boot
 from pytest_vram.advice.words import words
 from pytest_vram.bootlog.boot import Boot, Failure
 from pytest_vram.ledger import Bucket, Entry
@@ -68,8 +68,10 @@ def test_a_cache_scales_exactly() -> None:
     assert types.saves_bytes is not None
     assert context.saves_bytes is not None
     assert types.saves_bytes.bytes == 4096 * MIB * 15 // 32
-    # 296 MiB are missing, of 128 KiB for each token: 30,400 tokens are left, in steps of 256.
-    assert context.after == str(30400 // 256 * 256)
+    # 296 MiB are missing, of 128 KiB for each token: 30,400 tokens are left, and 4,608 less where the compute buffers
+    # that come after the cache get 512 MiB and libraries 64; in steps of 256.
+    assert context.after == str((30400 - 4608) // 256 * 256)
+    assert "576.0 MiB are left for the compute buffers" in context.why
     assert context.saves_bytes.bytes == 4096 * MIB * (32768 - int(context.after)) // 32768
     assert types.source == context.source == "engine-log"
     # What comes after the cache may be refused as well.
@@ -116,6 +118,10 @@ def test_weights_are_a_range_by_their_bits() -> None:
     assert model.saves_bytes.at_most == pytest.approx(15000 * MIB * (1 - 4.5 / 16), abs=2)
     small = boot(failure=failed("weights", 4500, phase="weights"), parameters=8_000_000_000, model_bytes=4_900_000_000)
     assert "bits for each weight already" in nothing(of_boot(small))["model"].why
+    # A little over five bits, as mixtures of four-bit types may have: 5.2 are no reason for another file, 5.5 are.
+    for size, settings in ((5_200_000_000, nothing), (5_500_000_000, saving)):
+        asked = failed("weights", 5000, phase="weights")
+        assert "model" in settings(of_boot(boot(failure=asked, parameters=8_000_000_000, model_bytes=size)))
 
 
 def test_slots_that_share_a_fixed_context_save_nothing() -> None:
@@ -170,17 +176,35 @@ def test_a_lone_line_promises_nothing() -> None:
 
 
 def test_layers_by_their_mean() -> None:
-    """Enough of them by the lower end of what one takes, where the log says how many there are."""
-    log = boot(
-        entry("weights", 6000),
-        failure=failed("compute", 500, free=6200 * MIB, phase="reserve"),
-        layers_offloaded=30,
-        **CACHE,
-    )
-    layers = saving(of_boot(log))["n-gpu-layers"]
-    # 300 MiB are missing, and a layer takes 200 MiB on average, at least 150.
-    assert (layers.before, layers.after) == ("30", "28")
-    assert layers.enough is True
+    """Enough of them by the lower end of what one takes, where layers are alike; a mean promises nothing."""
+    facts: dict[str, Any] = {"layers_offloaded": 30, "layers_offloadable": 33, "kv_layers": 32, **CACHE}
+    asked = failed("compute", 500, free=6200 * MIB, phase="reserve")
+    layers = saving(of_boot(boot(entry("weights", 6000), failure=asked, **facts)))["n-gpu-layers"]
+    # 300 MiB are missing, and a layer takes 200 MiB on average, with an output matrix of half of it all 100.
+    assert (layers.before, layers.after) == ("30", "27")
+    assert layers.saves_bytes == Saving(bytes=300 * MIB, at_most=750 * MIB)
+    assert layers.enough is None
+
+
+@pytest.mark.parametrize(
+    ("more", "rows"),
+    [
+        ({"kv_layers": 5}, ("kv",)),
+        ({"kv_cells_sliding": 1536}, ("kv",)),
+        ({"sliding_window": 1024}, ("kv",)),
+        ({"recurrent_bytes": 1 << 20}, ("kv",)),
+        ({}, ("recurrent",)),
+        ({}, ("kv", "kv")),
+        ({"experts": 64}, ("kv",)),
+    ],
+)
+def test_layers_that_are_not_alike_have_no_mean(more: dict[str, Any], rows: tuple[Bucket, ...]) -> None:
+    """Windows, recurrent states, leading dense layers: how much the next layer frees is not printed, and not said."""
+    facts = {"layers_offloaded": 30, "layers_offloadable": 33, "kv_layers": 32, **CACHE, **more}
+    held = [entry(bucket, 200) for bucket in rows]
+    asked = failed("compute", 500, free=6200 * MIB, phase="reserve")
+    layers = saving(of_boot(boot(entry("weights", 6000), *held, failure=asked, **facts)))["n-gpu-layers"]
+    assert (layers.source, layers.saves_bytes, layers.enough, layers.after) == ("rule", None, None, "fewer")
 
 
 def test_pipeline_copies_can_go() -> None:
@@ -360,9 +384,148 @@ def test_a_device_that_the_options_do_not_have(tmp_path: Path) -> None:
     assert {one.source for one in advice} <= {"engine-log", "rule"}
 
 
-@pytest.mark.parametrize(("more", "fits"), [(0, True), (1, False)])
-def test_enough_to_the_byte(more: int, fits: bool) -> None:
-    """A saving of exactly what is missing is enough, one byte less is not."""
-    free = (1024 + 600 - 480) * MIB - more
-    log = boot(entry("kv", 1024), failure=failed("compute", 600, free=free, phase="reserve"), **CACHE)
-    assert saving(of_boot(log))["cache-type-k, cache-type-v"].enough is fits
+@pytest.mark.parametrize(("more", "fits"), [(0, True), (1, None)])
+def test_enough_to_the_byte(more: int, fits: bool | None) -> None:
+    """A saving of exactly what is missing and a margin is enough; of one byte less it is not known."""
+    # 480 MiB less of cache, a copy of one layer of 32 in f16, and 64 MiB that are left.
+    free = (1024 + 600 - 480 + 32 + 64) * MIB - more
+    log = boot(entry("kv", 1024), failure=failed("compute", 600, free=free, phase="reserve"), kv_layers=32, **CACHE)
+    types = saving(of_boot(log))["cache-type-k, cache-type-v"]
+    assert types.saves_bytes == Saving(bytes=448 * MIB, at_most=480 * MIB)
+    assert types.enough is fits
+
+
+def test_too_little_is_known_to_be_so() -> None:
+    """The most that a change can save is less than what is missing."""
+    log = boot(entry("weights", 9000), failure=failed("kv", 1024, free=9050 * MIB, phase="kv"), **CACHE)
+    found = saving(of_boot(log))
+    assert found["cache-type-k, cache-type-v"].enough is False
+
+
+def test_the_smallest_figure_of_what_was_free_decides() -> None:
+    """Two lines of one log differ: what is enough by one only is not called so."""
+    facts: dict[str, Any] = {"kv_layers": 32, **CACHE}
+    refused = failed("compute", 600, free=(1024 + 600 - 300) * MIB, phase="reserve")
+    assert saving(of_boot(boot(entry("kv", 1024), failure=refused, **facts)))["ctx-size"].enough is True
+    less = boot(entry("kv", 1024), failure=refused, fit_free_bytes=(1024 + 600 - 400) * MIB, **facts)
+    types, context = (saving(of_boot(less))[name] for name in ("cache-type-k, cache-type-v", "ctx-size"))
+    assert types.enough is None  # 448 MiB at least, where 400 are missing and 64 should be left
+    assert (context.enough, context.after) == (True, str(32768 * (1024 - 464) // 1024 // 256 * 256))
+    listed = boot(entry("kv", 1024), failure=refused, devices_free_bytes=[(1024 + 600 - 500) * MIB], **facts)
+    assert int(saving(of_boot(listed))["ctx-size"].after) < int(context.after)
+
+
+def test_a_shortage_that_cannot_be_is_none() -> None:
+    """Free minus held exceeds the request: something else took it, and the whole request is what was not there."""
+    log = boot(entry("kv", 1024), failure=failed("compute", 600, free=2000 * MIB, phase="reserve"), **CACHE)
+    assert saving(of_boot(log))["ctx-size"].enough is None
+    # More is held than was free at all, as where a boot log counts a device's buffers twice.
+    log = boot(entry("kv", 4096), failure=failed("compute", 600, free=2000 * MIB, phase="reserve"), **CACHE)
+    assert saving(of_boot(log))["ctx-size"].enough is None
+
+
+def test_a_quantised_cache_turns_flash_attention_on() -> None:
+    """The engine refuses it without, so that the flag has both; how the compute buffer changes then is not known."""
+    facts: dict[str, Any] = {**CACHE, "flash_attention": "disabled", "kv_layers": 32}
+    asked = failed("compute", 600, free=3000 * MIB, phase="reserve")
+    one = saving(of_boot(boot(entry("kv", 2500), failure=asked, **facts)))["cache-type-k, cache-type-v"]
+    assert one.flag == "--flash-attn on --cache-type-k q8_0 --cache-type-v q8_0"
+    assert one.enough is None
+    kobold = boot(entry("kv", 2500), failure=asked, engine="koboldcpp", **facts)
+    assert saving(of_boot(kobold))["quantkv"].flag == "--flashattention --quantkv 1"
+
+
+def test_a_smaller_type_comes_before_a_shorter_context() -> None:
+    """What costs hardly any accuracy is advised before what costs conversations, where both are enough."""
+    log = boot(
+        entry("kv", 3584), failure=failed("compute", 1401, free=4300 * MIB, phase="reserve"), kv_layers=32, **CACHE
+    )
+    names = [one.setting for one in of_boot(log) if one.enough]
+    assert names == ["cache-type-k, cache-type-v", "ctx-size"]
+
+
+def test_a_window_cache_holds_a_ubatch_besides() -> None:
+    """A smaller ubatch shrinks two buffers; what is short of the sum of both is not called too little."""
+    facts: dict[str, Any] = {**CACHE, "kv_cells": 32768, "kv_cells_sliding": 1536}
+    asked = failed("compute", 107.52, free=round((640 + 174 + 7.52) * MIB), phase="reserve")
+    one = saving(of_boot(boot(entry("kv", 640), entry("kv", 174), failure=asked, **facts)))["ubatch-size"]
+    assert one.saves_bytes is not None
+    assert one.saves_bytes.upper >= 109.7 * MIB  # what the engine's dry run says
+    assert one.enough is None
+    assert "a cache of windows" in one.why
+
+
+@pytest.mark.parametrize(
+    "more", [{"note": "the driver limits the size of one buffer, and this one is larger, whatever is free"},
+             {"free": 40_000 * MIB}],
+)  # fmt: skip
+def test_one_buffer_that_is_too_large_is_no_shortage(more: dict[str, Any]) -> None:
+    """Only what makes that very buffer smaller is advised, and nothing is promised."""
+    asked = failed("compute", 8348, phase="reserve", **more)
+    facts = {**CACHE, "ubatch": 4096, "flash_attention": "disabled", "layers_offloaded": 49, "kv_layers": 48}
+    advice = of_boot(boot(entry("weights", 3000), entry("kv", 6144), failure=asked, **facts))
+    assert list(saving(advice)) == ["flash-attn", "ubatch-size", "ctx-size"]
+    assert {one.enough for one in saving(advice).values()} == {None}
+    assert {"n-gpu-layers", "model", "cache-type-k, cache-type-v"} <= set(nothing(advice))
+    assert "this one buffer of 8,348 MiB" in nothing(advice)["n-gpu-layers"].why
+
+
+def test_contexts_of_ollama_are_each_requests_own() -> None:
+    """Four requests share the printed sum: a quarter of it is what its setting means."""
+    facts = {**CACHE, "slots": 4, "flash_attention": "disabled"}
+    asked = failed("kv", 4096, free=8000 * MIB, phase="kv")
+    context = saving(of_boot(boot(entry("weights", 4400), failure=asked, engine="ollama", **facts)))["num_ctx"]
+    assert context.before == "8192"
+    assert int(context.after) < 8192
+    assert context.saves_bytes == Saving(bytes=4096 * MIB * (8192 - int(context.after)) // 8192)
+    unknown = {name: value for name, value in facts.items() if name != "slots"}
+    asked = failed("kv", 4096, phase="kv")
+    context = saving(of_boot(boot(entry("weights", 4400), failure=asked, engine="ollama", **unknown)))["num_ctx"]
+    assert (context.before, context.after, context.saves_bytes) == ("not printed", "half of it", None)
+    assert context.flag.startswith("PARAMETER num_ctx N")
+
+
+def test_builds_that_lack_a_setting_are_not_told_to_turn_it() -> None:
+    """A program of 2023 has neither flash attention nor quantised caches."""
+    facts = {**CACHE, "flash_attention": None, "build": "1.50.1", "layers_offloaded": 43}
+    facts = {name: value for name, value in facts.items() if value is not None}
+    log = boot(entry("weights", 18_788), failure=failed("kv", 2651), engine="koboldcpp", **facts)
+    found = of_boot(log)
+    assert {"contextsize", "gpulayers"} <= set(saving(found))
+    assert not {"flashattention", "quantkv", "moecpu"} & {one.setting for one in found}
+    newer = boot(
+        entry("weights", 18_788), failure=failed("kv", 2651), engine="koboldcpp", **{**facts, "build": "1.99.4"}
+    )
+    assert "quantkv" in saving(of_boot(newer))
+    old = boot(entry("weights", 900), failure=failed("weights", 20_000), build="488 (67c7779)")
+    assert "n-cpu-moe" not in saving(of_boot(old))
+
+
+def test_weights_that_are_refused_may_stay_on_the_host() -> None:
+    """Fewer layers on the card, and experts on the CPU if there are any, even where nothing else was printed."""
+    found = saving(of_boot(boot(failure=failed("weights", 144_817))))
+    assert {"model", "n-cpu-moe", "n-gpu-layers"} <= set(found)
+    assert "if the model is a mixture" in found["n-cpu-moe"].why
+
+
+def test_states_and_projectors_have_settings_of_their_own() -> None:
+    """Fewer slots for recurrent states, the encoder of images on the CPU; types and lengths of a cache come later."""
+    facts = {**CACHE, "slots": 4}
+    states = of_boot(boot(entry("kv", 512), failure=failed("recurrent", 144), **facts))
+    assert (states[0].setting, states[0].bucket) == ("parallel", "recurrent")
+    images = of_boot(boot(entry("kv", 512), failure=failed("projector", 800), **facts))
+    assert (images[0].setting, images[0].flag) == ("mmproj-offload", "--no-mmproj-offload")
+
+
+def test_copies_of_a_pipeline_in_an_engine_that_is_built_for_them() -> None:
+    """ik_llama has a number of its own, fixed when it is built."""
+    log = boot(failure=failed("compute", 8900), engine="ik_llama", pipeline_copies=4)
+    assert saving(of_boot(log))["GGML_SCHED_MAX_COPIES"].flag == "built with -DGGML_SCHED_MAX_COPIES=1"
+
+
+def test_the_card_is_called_by_the_engines_name_too() -> None:
+    """A share of a card is found in nvidia-smi by the engine's own number."""
+    log = boot(failure=failed("compute", 144), pipeline_copies=4)
+    assert "ran out on gpu0 (CUDA0)" in saving(of_boot(log))["tensor-split"].why
+    log = boot(entry("kv", 100), failure=failed("kv", 144, device=None), pipeline_copies=4)
+    assert "tensor-split" not in saving(of_boot(log))  # it does not say which card it was
