@@ -150,8 +150,8 @@ def of_facts(engine: str, facts: Mapping[str, Any]) -> dict[str, Value]:
         found["flash-attn"] = "on" if flash == "enabled" else "off"
     layers, offloaded = facts.get("layers"), facts.get("layers_offloaded")
     if isinstance(layers, int) and isinstance(offloaded, int):
-        # The output layer is counted with them, and goes first.
-        real = 0 if facts.get("layers_on_device_real") == 0 else offloaded - 1
+        # The output layer is counted with those offloaded, and goes first.
+        real = facts.get("layers_on_device_real", offloaded - 1)
         found["layers-on-gpu"] = max(0, min(layers, real))
     return found
 

@@ -107,8 +107,9 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     :ivar facts: ``context``, ``context_per_slot``, ``slots``, ``layers``, ``layers_offloaded``, ``cache_type_k``,
         ``cache_type_v``, ``flash_attention`` (``enabled`` or ``disabled``), ``model_bytes``, ``parameters``,
         ``ubatch``, ``build`` …; a fact that was not printed is absent. ``layers`` is the model's own number, and the
-        engine offloads one more (the output layer): it says ``layers_offloaded`` of ``layers_offloadable``, and
-        ``layers_on_device_real`` is 0 where no buffer of the model is on a device, whatever it says. Other engines
+        engine offloads one more (the output layer, in 2023 two halves of the cache besides): it says
+        ``layers_offloaded`` of ``layers_offloadable``, while ``layers_on_device_real`` is how many of the model's own
+        are there, 0 where no buffer of the model is on a device, whatever it says. Other engines
         besides: ``kv_tokens`` (tokens that the whole KV cache holds), ``tensor_parallel``, ``pipeline_parallel``,
         ``memory_share`` (of the card, 0 to 1), ``max_concurrency``, ``allocated_bytes`` and ``reserved_bytes`` (torch),
         ``free_bytes`` and ``device_bytes`` (of a card at the start), ``kv_available_bytes`` (below zero where nothing

@@ -48,7 +48,7 @@ class LlamaCpp:
     def feed(self, raw: str) -> Phase | None:
         """Take the next line; the phase that it begins, or ``None``."""
         self._line += 1
-        if WORDS.search(raw) is None or NOISE.match(raw):
+        if WORDS.search(raw) is None or (" D " in raw and NOISE.match(raw)):
             return None
         line = split(raw)
         if line.process == "kernel":
@@ -148,9 +148,12 @@ def _facts(process: Process, labels: Labels, entries: tuple[Entry, ...]) -> dict
             if size is not None:
                 facts[fact] = size
         weights = [entry for entry in entries if entry.bucket == "weights"]
+        repeating = facts.pop("layers_repeating", None)
         if weights and "layers_offloaded" in facts:
             on_device = any(entry.device != HOST for entry in weights)
-            facts["layers_on_device_real"] = facts["layers_offloaded"] if on_device else 0
+            real = _layers_on_device(facts, repeating) if on_device else 0
+            if real or not on_device:  # where only the output layer is there, nothing is said: 0 is for no buffer
+                facts["layers_on_device_real"] = real
         draft = next((size for load in process.loads if (size := load.cache_bytes("KV", draft=True)) is not None), None)
         if draft is not None:
             facts["draft_kv_bytes"] = draft
@@ -162,6 +165,17 @@ def _facts(process: Process, labels: Labels, entries: tuple[Entry, ...]) -> dict
     if any(load.draft or load.draft_context for load in process.loads):
         facts["draft"] = True
     return facts
+
+
+def _layers_on_device(facts: Mapping[str, Any], repeating: int | None) -> int:
+    """The model's own layers that were offloaded: the engine counts the output layer, and once the cache's halves."""
+    offloaded, offloadable = facts["layers_offloaded"], facts["layers_offloadable"]
+    own: int = facts.get("layers", offloadable - 1)
+    if repeating is None:
+        return max(0, min(own, offloaded))
+    # builds of 2026 count one too few of the repeating layers where all of them are offloaded
+    all_but_one = offloaded >= offloadable == repeating + 2
+    return min(own, repeating + all_but_one)
 
 
 def _add_devices(facts: dict[str, Any], process: Process, labels: Labels) -> None:

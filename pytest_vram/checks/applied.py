@@ -112,7 +112,8 @@ def judge_layers(asked: int | str | None, facts: Mapping[str, Any], *, check: st
             title = f"The boot log does not say {name}: raise the engine's log verbosity."
             return _finding(check, "inconclusive", "layers not provable", title, [])
     total = int(facts["layers_offloadable"])
-    real = int(facts["layers_on_device_real"])
+    offloaded = int(facts["layers_offloaded"])
+    real = offloaded if facts["layers_on_device_real"] else 0
     want = total if asked is None or asked in EVERYTHING else min(int(asked), total)
     if real == want:
         return None

@@ -286,8 +286,9 @@ def _backend(backend: BackendRecord) -> str:
         parts.append(
             f"context {facts['context']}" + (f" for {slots} slots" if isinstance(slots, int) and slots > 1 else "")
         )
-    if "layers_on_device_real" in facts and facts.get("layers_offloadable") is not None:
-        parts.append(f"{facts['layers_on_device_real']}/{facts['layers_offloadable']} layers on a device")
+    if "layers_on_device_real" in facts:
+        of_all = f"/{facts['layers']}" if "layers" in facts else ""
+        parts.append(f"{facts['layers_on_device_real']}{of_all} layers on a device")
     if "cache_type_k" in facts:
         parts.append(f"KV cache {facts['cache_type_k']}/{facts.get('cache_type_v', '?')}")
     return ", ".join(parts)

@@ -575,3 +575,30 @@ def test_log_that_ends_in_the_middle() -> None:
     """A log that was cut claims no failure, and its last phase is the one that it came to."""
     found = boot(WEIGHTS, CONTEXT)
     assert (found.failure, found.ready, found.phases[-1].name) == (None, False, "kv")
+
+
+# ---------------------------------------------------------------- layers
+
+
+@pytest.mark.parametrize(
+    ("lines", "real"),
+    [
+        (("offloading 32 repeating layers to GPU", "offloaded 35/35 layers to GPU"), 32),  # 2023: halves of the cache
+        (("offloading 40 repeating layers to GPU", "offloaded 41/41 layers to GPU"), 40),
+        (("offloading 29 repeating layers to GPU", "offloaded 31/31 layers to GPU"), 30),  # 2026: one too few
+        (("n_layer          = 30", "offloaded 31/31 layers to GPU"), 30),
+        (("offloading 9 repeating layers to GPU", "offloaded 10/31 layers to GPU"), 9),
+        (("offloading 10 repeating layers to GPU", "offloaded 10/33 layers to GPU"), 10),
+        (("offloaded 10/33 layers to GPU",), 10),
+        (("offloading 0 repeating layers to GPU", "offloaded 1/31 layers to GPU"), None),  # the output layer alone
+    ],
+)
+def test_layers_on_a_device(lines: tuple[str, ...], real: int | None) -> None:
+    """The model's own layers on a device are counted, neither the output layer nor halves of the cache."""
+    tensors, buffers = WEIGHTS.split("\n")
+    found = boot(tensors, *(f"load_tensors: {line}" for line in lines), buffers)
+    assert found.facts.get("layers_on_device_real") == real
+    assert "layers_repeating" not in found.facts
+    assert not any("no buffer of the model" in warning for warning in found.warnings)
+    on_host = boot(tensors, *(f"load_tensors: {line}" for line in lines), buffers.replace("CUDA0", "CPU"))
+    assert on_host.facts["layers_on_device_real"] == 0

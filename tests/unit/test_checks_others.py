@@ -109,7 +109,7 @@ FACTS: dict[str, Any] = {
     "layers": 30,
     "layers_offloaded": 31,
     "layers_offloadable": 31,
-    "layers_on_device_real": 31,
+    "layers_on_device_real": 30,
     "cache_type_k": "q8_0",
     "flash_attention": "enabled",
     "ubatch": 512,
@@ -190,9 +190,9 @@ def test_context(facts: dict[str, Any], properties: Properties | None, expected:
         ("all", 31, None),
         (None, 31, None),
         (31, 0, "failed"),
-        (10, 10, None),
-        (0, 0, None),
-        (10, 9, "failed"),
+        (31, 30, None),  # the model's own, without the output layer
+        (10, 31, "failed"),
+        (0, 31, "failed"),
     ],
 )
 def test_layers(asked: int | str | None, real: int, expected: str | None) -> None:

@@ -138,7 +138,7 @@ def test_normal_lines() -> None:
         "4GB from --vram-budget on the command line",
         "gpu0: 250.0 MiB, 3,565 MiB under its limit",
         "demo#1 (llama-server), ready after 0.4 s",
-        "31/31 layers on a device",
+        "30/30 layers on a device",
         "90.00",
         "total measured",
     ):
