@@ -52,14 +52,17 @@ class Boots:
     def _begins(self, raw: str) -> bool:
         """Whether this line begins another boot: it is a first line, and the boot so far came beyond its start."""
         line = split(raw)
-        if self._start is None or not self._start.pattern.search(line.text):
+        if self._start is None:
+            return False
+        again = self._start.again is not None and self._start.again.search(line.text) is not None
+        if not again and not self._start.pattern.search(line.text):
             return False
         if self._prefixed and line.prefix is None:
             return False  # somebody's text in a message of several lines
         if line.process is not None and line.process.isdigit():
             return False  # the child of a router, beside others
         boot = self._grammar.boot()
-        return boot.failure is not None or len(boot.phases) > 1
+        return boot.failure is not None or (boot.ready if again else len(boot.phases) > 1)
 
     def boot(self) -> Boot:
         """What the lines so far said of the last boot."""

@@ -160,6 +160,7 @@ _SIGNS: dict[str, tuple[str, ...]] = {
         "torch.OutOfMemoryError",
         "torch.cuda.OutOfMemoryError",
         "out of memory. Tried to allocate",
+        "MPS backend out of memory",
         "DefaultCPUAllocator",
         "Loading checkpoint shards",
         "Loading weights: ",
@@ -186,10 +187,13 @@ class Start(NamedTuple):
     """The line with which a process of an engine begins; another one after a boot is the next boot.
 
     :ivar words: one of them is in such a line. :ivar pattern: what it is, without its prefix.
+    :ivar again: what each of several processes of one boot says at its beginning, so that it begins another boot only
+        after one that was ready or failed.
     """
 
     words: tuple[str, ...]
     pattern: re.Pattern[str]
+    again: re.Pattern[str] | None = None
 
 
 #: Engine → its first lines, where it has some that it prints once.
@@ -202,7 +206,11 @@ STARTS: dict[str, Start] = {
             re.ASCII,
         ),
     ),
-    "vllm": Start(("vLLM API server version",), re.compile("vLLM API server version")),
+    "vllm": Start(
+        ("vLLM API server version", "LLM engine (v"),
+        re.compile("vLLM API server version"),
+        re.compile(r"Initializing an? (?:V\d )?LLM engine \(v"),
+    ),
     "ollama": Start(
         ("server config", "Listening on "),
         re.compile(r"^msg=\"server config\"|\bListening on \S+ \(version ", re.ASCII),

@@ -39,6 +39,8 @@ class Line(NamedTuple):
         ``VllmWorker rank=0 pid=1``, ``TP0``, ``41234`` (the child of a router), ``ollama[123]``, ``server-1``,
         ``kernel``. :ivar prefix: kind of the innermost prefix (:data:`pytest_vram.bootlog.prefixes.KINDS`):
         ``llama.cpp``, ``vllm``, ``slog`` (Ollama), ``brackets`` (SGLang), …
+    :ivar rank: how much ``time`` says (:data:`pytest_vram.bootlog.prefixes.WHOLE` …). :ivar behind: rank and seconds of
+        a time of the same line that says less.
     """
 
     text: str
@@ -47,6 +49,8 @@ class Line(NamedTuple):
     clock: Clock | None = None
     process: str | None = None
     prefix: str | None = None
+    rank: int = -1
+    behind: tuple[int, float] | None = None
 
 
 def split(raw: str) -> Line:
@@ -67,30 +71,39 @@ def _printable(text: str) -> str:
 def _without_prefixes(text: str) -> Line:
     time: float | None = None
     rank = -1
+    behind: tuple[int, float] | None = None
     level = process = prefix = None
     for _ in range(DEEPEST):
         found = _prefix(text)
         if found is None:
             break
         name, own, taken, text = found
-        if taken.time is not None and taken.rank >= rank:
-            time, rank = taken.time, taken.rank
+        if taken.time is not None:
+            if taken.rank >= rank:
+                behind = None if time is None or rank in (FROM_START, taken.rank) else (rank, time)
+                time, rank = taken.time, taken.rank
+            elif taken.rank != FROM_START:
+                behind = (taken.rank, taken.time)
         level = taken.level if own else level
         process = taken.process or process
         prefix = name
     clock: Clock | None = None if time is None else "start" if rank == FROM_START else "epoch"
-    return Line(text[:LONGEST], time, level, clock, process, prefix)
+    return Line(text[:LONGEST], time, level, clock, process, prefix, rank, behind)
 
 
 def _prefix(text: str) -> tuple[str, bool, Taken, str] | None:
     """The first prefix of a line, and what follows it."""
     for kind in BY_FIRST.get(text[:1], ()):
-        match = kind.pattern.match(text)
+        match = kind.pattern.match(text) if kind.needs in text else None
         taken = kind.take(match) if match is not None else None
         if match is not None and taken is not None:
             rest = text[match.end() :] if taken.text is None else _printable(taken.text)
             return kind.name, kind.own, taken, rest
     return None
+
+
+#: Zones differ by multiples of this, in seconds, and so do years.
+_ZONES = 900
 
 
 class Axis:
@@ -103,14 +116,25 @@ class Axis:
 
     def __init__(self) -> None:
         self.clock: Clock | None = None
+        self._rank = -1
+        self._offsets: dict[tuple[int, int], float] = {}
 
     def time(self, line: Line) -> float | None:
         """The time of this line on the log's clock; ``None`` where it has none."""
         if line.time is None:
             return None
         if self.clock is None:
-            self.clock = line.clock
-        return line.time if line.clock == self.clock else None
+            self.clock, self._rank = line.clock, line.rank
+        if line.behind is not None and (line.rank, line.behind[0]) not in self._offsets:
+            offset = round((line.time - line.behind[1]) / _ZONES) * _ZONES
+            self._offsets[line.rank, line.behind[0]] = offset
+            self._offsets[line.behind[0], line.rank] = -offset
+        if line.clock != self.clock:
+            return None
+        if line.rank == self._rank:
+            return line.time
+        # One of the two has no zone or no year: a line that has both tells how far apart they are.
+        return line.time - self._offsets.get((line.rank, self._rank), 0.0)
 
 
 def shown(text: str) -> str:

@@ -275,6 +275,8 @@ class Ollama:
         ends = runtime or message.startswith(ollama_failures.ENDINGS) or (line.level == "E" and _ERRORS.search(message))
         if not ends:
             return
+        if self._load.ready and message.startswith(ollama_failures.OF_LOADS):
+            self._next_load(line)
         if message.startswith("failed to commit memory"):
             error = error or "failed to allocate"
         failure = ollama_failures.of_error(

@@ -46,6 +46,16 @@ ENDINGS = (
     "llama-server chat error",
     "model request too large for system",
 )
+#: Of those, the ones of a load: said after a model was ready, they are about the next one.
+OF_LOADS = (
+    "Load failed",
+    "failed to create server",
+    "error loading llama server",
+    "unable to load any llama server",
+    "failed to commit memory for model",
+    "do load request",
+    "model request too large for system",
+)
 #: Messages of a load that is tried again.
 RETRIES = (
     "retrying with projector CPU offload",

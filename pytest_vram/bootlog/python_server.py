@@ -122,6 +122,8 @@ class PythonServer:
         self._message_ends = 0
         self._tracebacks: dict[str | None, tracebacks.Frames] = {}
         self._ready = False
+        self._prefixed = False
+        self._died = False  # a process of the engine did, so that a server that is ready after that is another
 
     # ------------------------------------------------------------ lines
 
@@ -139,6 +141,7 @@ class PythonServer:
         before = self._spans[-1].name if self._spans else None
         if before is None:
             self._begin("start", first)
+            self._prefixed = first.prefix is not None
         if (time := self._axis.time(first)) is not None and (self.words is None or self.words.search(raw)):
             self._last_time = time  # not of lines that may be left out
         if not self._of_requests(first.text):
@@ -181,7 +184,9 @@ class PythonServer:
             return
         self._ready = True
         if self._failure is not None:
-            self._warn(f"recovered: {self._failure.text}")
+            fatal = self._guess or self._died
+            what = "another process failed before this one was ready" if fatal else "recovered"
+            self._warn(f"{what}: {self._failure.text}")
             self._failure = None
             self._failed_rank = None
         self._begin("ready", line)
@@ -209,7 +214,10 @@ class PythonServer:
         if line.level is not None and line.level in "DI":
             return
         if line.level != "W" and (message := torch_messages.read_message(text)) is not None:
-            self._refused(message, line, rank)
+            if self._ready and self._prefixed and line.prefix is None and not self._tracebacks.get(line.process):
+                self._warn(f"looks like a refused allocation, and may be somebody's text: {text}")
+            else:
+                self._refused(message, line, rank)
         elif (kill := host_killer.read_kill(text, python=True)) is not None:
             if not kill.ours:
                 self._warn(kill.warning())
@@ -257,6 +265,7 @@ class PythonServer:
             if (match := reason.pattern.search(text)) is not None:
                 found = self._failure_of(reason.kind, match[0], phase=reason.phase, note=reason.note)
                 found = msgspec.structs.replace(found, bucket=reason.bucket, certainty=reason.certainty)
+                self._died = self._died or reason.guess
                 self._fail(found, rank, guess=reason.guess)
                 return
         if match := _PORT.search(text):

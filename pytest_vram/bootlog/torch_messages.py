@@ -106,6 +106,7 @@ class TorchMessage(msgspec.Struct, frozen=True):
     :ivar allowed: the limit that was set for this process.
     :ivar pools: the part of ``allocated`` that is in pools of CUDA graphs.
     :ivar absurd: more was asked for than the whole device has. :ivar parts: lines with figures follow.
+    :ivar listed: processes that ``others`` is the sum of.
     """
 
     text: str
@@ -124,6 +125,7 @@ class TorchMessage(msgspec.Struct, frozen=True):
     pools: int | None = None
     absurd: bool = False
     parts: bool = False
+    listed: int = 0
 
     @property
     def device(self) -> str | None:
@@ -136,11 +138,16 @@ class TorchMessage(msgspec.Struct, frozen=True):
 
     def facts(self) -> dict[str, Any]:
         """Figures of the message as facts of a boot: they belong to no bucket."""
+        in_use, others = self.in_use, self.others
+        if others is not None and in_use is None and self.total is not None:
+            own = self.reserved if self.reserved is not None else self.allocated or 0
+            if own + others > self.total:
+                in_use, others = (others if self.listed == 1 else None), None  # this process, by its outer number
         named = {
             "allocated_bytes": self.allocated,
             "reserved_bytes": self.reserved,
-            "process_bytes": self.in_use,
-            "other_processes_bytes": self.others,
+            "process_bytes": in_use,
+            "other_processes_bytes": others,
             "allowed_bytes": self.allowed,
             "graph_pools_bytes": self.pools,
         }
@@ -277,6 +284,7 @@ def _figures(text: str) -> dict[str, int]:
     others = [amount for match in _OTHERS.finditer(text) if (amount := _bytes(match[1], match[2])) is not None]
     if others:
         found["others"] = sum(others)
+        found["listed"] = len(others)
     unallocated = found.pop("unallocated", None)
     if unallocated is not None and "allocated" in found:
         found["reserved"] = found["allocated"] + unallocated

@@ -113,6 +113,9 @@ _SEES = re.compile(
 _SEEING = re.compile(r"[/\\]modeling_\w*(?:clip|siglip|vision|vit)\w*\.py$", re.IGNORECASE)
 #: Programs that make images: one run of theirs has neither a prompt's phase nor a cache.
 _DRAWS = re.compile(r"[/\\](?:comfy|comfy_extras|diffusers|k_diffusion|sgm|ldm)[/\\]")
+_SEEN = re.compile(
+    r"\bself\.(?:model\.)?(?:visual|vision_tower|vision_model|vision_encoder|image_encoder|audio_tower|audio_encoder)\("
+)
 _FORWARD = re.compile(r"^(?:.*\.)?(?:forward|_call_impl|__call__|generate|_sample|sample|greedy_search|_beam_search)$")
 
 
@@ -126,8 +129,8 @@ def blame(frames: Frames) -> Blame:
     loads = next((at for at, frame in enumerate(found) if _loads(frame)), None)
     if loads is not None and (forward is None or loads < forward):
         return Blame("weights", "weights", certain=True)
-    if any(_SEES.match(frame.function) or _SEEING.search(frame.file) for frame in found):
-        return Blame("prefill", "compute", certain=True)
+    if any(_SEES.match(one.function) or _SEEING.search(one.file) or _SEEN.search(one.source) for one in found):
+        return Blame("prefill", "projector", certain=True)
     if (cache := _cache(found)) is not None:
         return cache
     if forward is None and not any(_FORWARD.match(name) for name in names):

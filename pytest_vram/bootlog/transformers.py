@@ -15,6 +15,7 @@ from pytest_vram.bootlog.boot import Boot, Failure, Phase, PhaseSpan
 from pytest_vram.bootlog.devices import HOST, Labels
 from pytest_vram.bootlog.grammar import with_ends
 from pytest_vram.bootlog.lines import Line, shown
+from pytest_vram.bootlog.numbering import numbered
 from pytest_vram.bootlog.records import RECORD, lines_of
 from pytest_vram.bootlog.torch_messages import TorchMessage
 
@@ -61,6 +62,7 @@ _CRASH = re.compile(
 )
 #: Levels of lines that repeat what users sent.
 _QUIET = re.compile(r"^[^{]{0,200}?\b(?:TRACE|DEBUG|INFO)\b", re.ASCII)
+_LOUD = re.compile(r"^[^{]{0,200}?\b(?:WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b", re.ASCII)
 #: Spans of text-generation-inference → phase and bucket of what it was at. While it warms up it also makes its cache.
 _SPANS: dict[str, tuple[str, str | None]] = {
     "warmup": ("warm-up", None),
@@ -141,7 +143,8 @@ class Transformers:
                 return  # it may be about a request
             spans, text = traced
         quoting = (line.prefix == RECORD and line.level is not None and line.level in "DI") or not first
-        if self._out_of_memory(text, spans, quoting=quoting) or self._other_failure(text):
+        loose = not spans and line.level not in ("W", "E", "F") and not _LOUD.match(raw)
+        if self._out_of_memory(text, spans, quoting=quoting, loose=loose) or self._other_failure(text):
             return
         self._last_error = None
         if (kill := host_killer.read_kill(text, python=True)) is not None:
@@ -165,6 +168,9 @@ class Transformers:
         elif "meta device" in text and (match := _OFFLOADED.search(text)):
             self._facts["offloaded_to"] = match[1].strip()
         elif _READY.search(text):
+            if not self._ready and self._failure is not None and self._failure.kind == "out_of_memory":
+                self._warn(f"recovered: {self._failure.text}")  # caught, and tried again with less
+                self._failure = None
             self._ready = True
             self._begin("ready", line)
 
@@ -175,8 +181,12 @@ class Transformers:
 
     # ------------------------------------------------------------ failures
 
-    def _out_of_memory(self, text: str, spans: tuple[str, ...], *, quoting: bool) -> bool:
-        """Take a refused allocation. ``quoting``: the line may repeat what users sent, unless it is an error's own."""
+    def _out_of_memory(self, text: str, spans: tuple[str, ...], *, quoting: bool, loose: bool) -> bool:
+        """Take a refused allocation.
+
+        :param quoting: the line may repeat what users sent, unless it is an error's own. :param loose: no logger wrote
+            it as an error.
+        """
         message = torch_messages.read_message(text)
         if message is None:
             return False
@@ -184,6 +194,9 @@ class Transformers:
             before = text[: _begins(text)]
             if quoting or not (_BEFORE.match(before) or tracing.ends_program(before)):
                 return False  # somebody's text about such a message
+            if self._ready and loose:
+                self._warn(f"looks like a refused allocation, and may be somebody's text: {text}")
+                return True
         blame = tracebacks.blame(self._frames) if self._frames else None
         if self._failure is not None and self._failure.kind.endswith("out_of_memory"):
             self._frames.clear()
@@ -291,7 +304,7 @@ class Transformers:
         warnings = list(self._warnings)
         if not figures and failure is None:
             warnings.append(NO_EVIDENCE)
-        return Boot(
+        found = Boot(
             engine=self._engine,
             era=self._era,
             evidence="partial" if figures else "none",
@@ -303,6 +316,7 @@ class Transformers:
             ready=self._ready,
             clock=self._clock,
         )
+        return numbered(found)
 
 
 def _begins(text: str) -> int:

@@ -540,7 +540,7 @@ class Vllm(PythonServer):
         """Tokens of a block, where the figures printed leave one choice."""
         if tokens is not None:
             return tokens // blocks if tokens % blocks == 0 and tokens // blocks in _BLOCK_SIZES else None
-        if context is None or not self._concurrency:
+        if not context or not self._concurrency:
             return None
         printed = min(float(number) for number in self._concurrency.values())
         fitting = [size for size in _BLOCK_SIZES if abs(blocks * size / context - printed) <= 0.0051]

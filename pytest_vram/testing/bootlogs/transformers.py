@@ -54,13 +54,15 @@ def _traceback(rng: Random, message: str) -> str:
     return "\n".join([*lines, message, ""])
 
 
-def _written(text: str, *, allocated: int, reserved: int | None, device: int | None, failure: str = "") -> Written:
+def _written(
+    text: str, *, allocated: int, reserved: int | None, device: int | None, kind: str = "cuda", failure: str = ""
+) -> Written:
     facts = {"allocated_bytes": allocated} | ({} if reserved is None else {"reserved_bytes": reserved})
     return Written(
         engine="transformers",
         text=text,
         entries=(),
-        devices={} if device is None else {f"gpu{device}": f"cuda:{device}"},
+        devices={} if device is None else {f"gpu{device}": f"{kind}:{device}"},
         facts=facts,
         ready=False,
         failure=failure or "out_of_memory",
@@ -92,7 +94,7 @@ def _since_2023(rng: Random, *, capacity: str, name: str, see: str) -> Written:
         f" allocated by PyTorch, and {rest[0]} is reserved by PyTorch but unallocated. If reserved but unallocated"
         f" memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation. {see}",
     )
-    return _written(text, allocated=allocated[1], reserved=allocated[1] + rest[1], device=device)
+    return _written(text, allocated=allocated[1], reserved=allocated[1] + rest[1], device=device, kind=kind.lower())
 
 
 def _in_2023(rng: Random) -> Written:
