@@ -119,7 +119,7 @@ def failure_lines(failure: Failure, devices: dict[str, str]) -> list[str]:
         where.append(f"for {failure.bucket}" if failure.bucket else "for what is unknown")
         if failure.device is not None:
             name = devices.get(failure.device)
-            where.append(f"on {failure.device}" + (f" ({name})" if name and name != failure.device else ""))
+            where.append(f"on {failure.device}" + (f" ({name})" if name and name.lower() != failure.device else ""))
         lines += _wrapped(f"{', '.join(where)}: {_CERTAINTY.get(failure.certainty, failure.certainty)}")
     elif failure.certainty != "certain":
         lines += _wrapped(f"certainty: {failure.certainty}")
