@@ -106,6 +106,20 @@ class Log:
         if rest:
             yield rest
 
+    def whole(self, most: int) -> bytes:
+        """All of it as UTF-8, as of a document: lines of any length; cut in its next block where it has over ``most``.
+
+        :raises BadInput: it cannot be read.
+        """
+        parts: list[bytes] = []
+        left = most
+        for block in self._text():
+            parts.append(block)
+            left -= len(block)
+            if left < 0:
+                break
+        return b"".join(parts)
+
     def _text(self) -> Iterator[bytes]:
         head = self.beginning()
         name = encoding_of(head)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import io
+import stat
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import msgspec
 
 from pytest_vram import bootlog, tolerance
+from pytest_vram.bootlog import files
 from pytest_vram.cli import project
 from pytest_vram.cli.output import FAILS, HOLDS, INCONCLUSIVE, Answer
 from pytest_vram.cli.watch import Runs
@@ -29,7 +32,9 @@ from pytest_vram.units import mib
 STANDARD_INPUT = "-"
 REPORT_FILE = "report.json"
 #: Bytes by which a document is told from a log.
-_START = 64
+_START = 256
+#: Where a shell has what ``<(…)`` stands for.
+_OPEN_FILES = Path("/dev/fd")
 #: Bytes of a document that are read: a report of a hundred thousand tests is smaller.
 MOST = 256 << 20
 _CODES = {None: HOLDS, "held": HOLDS, "grew": FAILS, "undecided": INCONCLUSIVE}
@@ -52,10 +57,14 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
         raise BadInput(f"vram compare takes two sides and its own options, not {rest[0]!r}")
     if options.before == options.after == STANDARD_INPUT:
         raise BadInput("standard input can be one of the two sides: name a file for the other one")
+    if options.engine is not None and options.engine not in bootlog.engines():
+        raise BadInput(
+            f"--engine {options.engine!r} has no logs that are read: write one of {', '.join(bootlog.engines())}"
+        )
     tolerances: tuple[tolerance.Tolerance, ...] = ()
     if options.fail_on is not None:
         tolerances = tolerance.parse(options.fail_on, ("host", *BUCKETS), origin="--fail-on")
-    before, after = (_chosen(side(where), options.backend) for where in (options.before, options.after))
+    before, after = (_chosen(side(where, options.engine), options.backend) for where in (options.before, options.after))
     for one, other in ((before, after), (after, before)):
         if len(one.deployments) > 1 and other.kind != "run":
             names = ", ".join(sorted({part.name for part in one.deployments}))
@@ -89,19 +98,16 @@ def _chosen(found: Side, name: str | None) -> Side:
     return msgspec.structs.replace(found, deployments=chosen)
 
 
-def side(where: str) -> Side:
+def side(where: str, engine: str | None = None) -> Side:
     """One of the two, whatever it is.
 
+    :param engine: whose log it is, if it is one, where its lines do not tell.
     :raises BadInput: it is nothing that can be compared.
     """
     if where == STANDARD_INPUT:
         if sys.stdin is None:
             raise BadInput("standard input is closed: name a file")
-        stream: Any = sys.stdin.buffer
-        if not _is_document(stream.peek(_START)):
-            return _side_of_log(bootlog.read_stream(stream, "standard input"), "standard input")
-        data = stream.read(MOST + 1)
-        return _decoded(data, "standard input", lambda: bootlog.read_stream(io.BytesIO(data), "standard input"))
+        return _of_stream(sys.stdin.buffer, "standard input", engine)
     path = Path(where)
     try:
         if path.is_dir():
@@ -110,14 +116,38 @@ def side(where: str) -> Side:
                 raise BadInput(f"{where} holds no {REPORT_FILE}: name the folder of a run that has ended")
         elif not path.exists():
             path = _run(where)
-        with path.open("rb") as file:
-            data = file.read(MOST + 1) if _is_document(file.peek(_START)) else None
+        mode = path.stat().st_mode
+        if stat.S_ISFIFO(mode) and path.parent.resolve() == _OPEN_FILES.resolve():  # the shell's <(…)
+            with path.open("rb") as pipe:
+                return _of_stream(pipe, where, engine)
+        if not stat.S_ISREG(mode):
+            raise BadInput(f"{where} is a device or a pipe and not a file: {STANDARD_INPUT!r} reads standard input")
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise BadInput(f"{where} cannot be read: {reason}; name {_ACCEPTED}") from None
+        raise BadInput(f"{where} cannot be read: {files.reason(error)}; name {_ACCEPTED}") from None
+    with files.opened(path) as log:
+        data = log.whole(MOST) if _is_document(log.beginning()) else None
     if data is None:
-        return _side_of_log(bootlog.read(path), where)
-    return _decoded(data, where, lambda: bootlog.read(path))
+        return _side_of_log(bootlog.read(path, engine=engine), where)
+    return _decoded(data, where, lambda: bootlog.read(path, engine=engine))
+
+
+def _of_stream(stream: Any, where: str, engine: str | None) -> Side:
+    """What can be read once only."""
+    if not _is_document(_unpacked(stream.peek(_START))):
+        return _side_of_log(bootlog.read_stream(stream, where, engine=engine), where)
+    raw = stream.read(MOST + 1)
+    data = files.log_of(io.BytesIO(raw), where).whole(MOST)
+    return _decoded(data, where, lambda: bootlog.read_stream(io.BytesIO(raw), where, engine=engine))
+
+
+def _unpacked(start: bytes) -> bytes:
+    """The beginning of what may be packed by gzip."""
+    if files.packed_by(start) != "gzip":
+        return start
+    try:
+        return zlib.decompressobj(wbits=31).decompress(start, _START)
+    except zlib.error:
+        return start
 
 
 def _run(where: str) -> Path:
@@ -136,7 +166,9 @@ def _run(where: str) -> Path:
 
 
 def _is_document(start: bytes) -> bool:
-    return start[:_START].lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
+    """Whether what begins so is a JSON object, in any encoding in which a shell writes one."""
+    text = start.decode(files.encoding_of(start), "replace")
+    return text[:_START].lstrip("\ufeff \t\r\n").startswith("{")
 
 
 def _side_of_log(boot: bootlog.Boot, origin: str) -> Side:
@@ -157,7 +189,7 @@ def _decoded(data: bytes, where: str, as_log: Callable[[], bootlog.Boot]) -> Sid
     form, wrong = "", f"is larger than {mib(MOST)}"
     if len(data) <= MOST:
         try:
-            form = msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"), type=_Format).format
+            form = msgspec.json.decode(data, type=_Format).format
             wrong = "is a document without a format"
         except (msgspec.DecodeError, RecursionError) as error:
             wrong = f"begins like JSON and is no document: {error}"

@@ -210,6 +210,7 @@ def _parser() -> argparse.ArgumentParser:
             verb.add_argument("before", metavar="A", help="a run, a boot log, or an estimate in JSON; - for stdin")
             verb.add_argument("after", metavar="B", help="the same of the other one")
             verb.add_argument("--backend", metavar="NAME", help="backend of the runs (default: all of them)")
+            verb.add_argument("--engine", metavar="NAME", help="whose log it is, where its lines do not tell")
             verb.add_argument("--fail-on", metavar="EXPR", help="most that may grow, such as peak:5%%+64MiB,kv:0%%")
         if name == "boot":
             _boot(verb)

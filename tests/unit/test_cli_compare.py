@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -170,6 +172,63 @@ def test_one_side_may_be_standard_input(cli: Cli, tmp_path: Path, monkeypatch: p
         code, out, err = cli(before, "-")
         assert (code, err) == (0, "")
         assert "standard input" in out
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+def test_documents_are_read_as_a_shell_writes_them(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, packed: bool
+) -> None:
+    """What `>` of PowerShell makes of a document, with a mark or without, packed or not; from standard input too."""
+    good = saved(tmp_path / "good.json", run_of(backend()))
+    data = Path(good).read_text(encoding="utf-8").encode(encoding)
+    data = gzip.compress(data) if packed else data
+    (tmp_path / "written.json").write_bytes(data)
+    assert cli("written.json", good, "--fail-on", "peak")[0] == 0
+    stream = io.TextIOWrapper(io.BufferedReader(io.BytesIO(data)))
+    monkeypatch.setattr(sys, "stdin", stream)
+    assert cli("-", good, "--fail-on", "peak")[0] == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name are POSIX")
+def test_a_pipe_is_refused_where_nobody_may_ever_write(cli: Cli, tmp_path: Path) -> None:
+    """Nothing is waited for, on either side; what a shell has opened itself is read."""
+    good = saved(tmp_path / "good.json", run_of(backend()))
+    os.mkfifo(tmp_path / "pipe")
+    for sides in (("pipe", good), (good, "pipe"), ("/dev/null", good)):
+        code, out, err = cli(*sides)
+        assert (code, out) == (2, "")
+        assert "a device or a pipe" in err
+        assert "vram boot" not in err
+
+
+@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="needs /dev/fd")
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+@pytest.mark.parametrize("kind", ["document", "log"])
+def test_what_a_shell_has_opened_is_read(cli: Cli, tmp_path: Path, kind: str, packed: bool) -> None:
+    """As in `vram compare <(…) b.json`."""
+    good = saved(tmp_path / "good.json", run_of(backend()))
+    data = Path(good).read_bytes() if kind == "document" else LOG.format(context=4096, kv=512).encode()
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, gzip.compress(data) if packed else data)  # less than a pipe holds
+        os.close(writer)
+        code, out, err = cli(f"/dev/fd/{reader}", good)
+    finally:
+        os.close(reader)
+    assert (code, err) == (0, "")
+    assert "kv" in out
+
+
+def test_an_engine_can_be_named(cli: Cli, tmp_path: Path) -> None:
+    """The advice of a log that gives no engine away can be followed here, too."""
+    (tmp_path / "a.log").write_text("CUDA0 model buffer size =  4000.00 MiB\n")
+    (tmp_path / "b.log").write_text(LOG.format(context=4096, kv=512))
+    code, _, err = cli("a.log", "b.log")
+    assert (code, "--engine" in err) == (2, True)
+    assert cli("a.log", "b.log", "--engine", "llama-server")[0] == 0
+    code, _, err = cli("a.log", "b.log", "--engine", "nothing")
+    assert (code, "llama-server" in err) == (2, True)
 
 
 def test_one_of_several_backends_is_named(cli: Cli, tmp_path: Path) -> None:
