@@ -38,13 +38,18 @@ class Taken(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A kind of prefix. ``own``: an engine writes it itself, so that a level in it is the engine's."""
+    """A kind of prefix.
+
+    :ivar own: an engine writes it itself, so that a level in it is the engine's. :ivar needs: is in every such line,
+        and looked for before the pattern, which begins like any word.
+    """
 
     name: str
     first: str
     pattern: re.Pattern[str]
     take: Callable[[re.Match[str]], Taken | None]
     own: bool = False
+    needs: str = ""
 
 
 # ---------------------------------------------------------------- times
@@ -321,9 +326,15 @@ KINDS: tuple[Kind, ...] = (
     # a line of JSON around the line: what follows is inside
     Kind("json", "{", _compiled(r"\{(?=\"[A-Za-z_]{1,40}\":)"), _json),
     # Docker compose: `server-1  | `
-    Kind("compose", _WORDS + _DIGITS, _compiled(r"(?P<process>[\w.-]{1,64}) +\|(?: |$)"), _named),
+    Kind("compose", _WORDS + _DIGITS, _compiled(r"(?P<process>[\w.-]{1,64}) +\|(?: |$)"), _named, needs=" |"),
     # `gh run view --log`: the job, the step and the line, with tabs between
-    Kind("job", _WORDS + _DIGITS, _compiled(r"[^\t]{1,100}\t[^\t]{1,100}\t(?=\ufeff?\d{4}-)\ufeff?"), _named),
+    Kind(
+        "job",
+        _WORDS + _DIGITS,
+        _compiled(r"[^\t]{1,100}\t[^\t]{1,100}\t(?=\ufeff?\d{4}-)\ufeff?"),
+        _named,
+        needs="\t",
+    ),
 )
 #: First character → kinds that may begin with it.
 BY_FIRST: dict[str, tuple[Kind, ...]] = {
