@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pytest_vram.checks.breakdown import difference
 from pytest_vram.differences import MEANINGS, Change, Difference, grown
 from pytest_vram.report.comparison import CompareDocument, Judged, Pair, SideRecord, TestPair, Total, loud
+from pytest_vram.report.deployments import HOST_ONLY
 from pytest_vram.text import printable
 from pytest_vram.units import MIB, mib
 
@@ -33,6 +34,9 @@ def compare_lines(document: CompareDocument) -> list[str]:
         what = "; ".join(_change(change) for change in changes)
         whose = f"{name}: " if name else ""
         lines += _wrapped(f"NOT ALIKE: {whose}{what}: other models or devices, whose figures differ anyway", indent="")
+        if _for_a_card(document, changes):
+            hint = "an estimate for a host without a card is made by: vram estimate … --device none"
+            lines += _wrapped(hint)
     for pair in document.deployments:
         lines += ["", *_pair(pair)]
     if document.tests:
@@ -45,6 +49,17 @@ def compare_lines(document: CompareDocument) -> list[str]:
     if document.fail_on is not None:
         lines += ["", *_verdict(document)]
     return [printable(line) for line in lines]
+
+
+def _for_a_card(document: CompareDocument, changes: Sequence[Change]) -> bool:
+    """Whether an estimate for a card stands beside something that used none."""
+    values = {"before": document.before.kind, "after": document.after.kind}
+    return any(
+        change.setting == "devices"
+        and HOST_ONLY in (change.before, change.after)
+        and any(kind == "estimate" and getattr(change, when) != HOST_ONLY for when, kind in values.items())
+        for change in changes
+    )
 
 
 def _side(when: str, side: SideRecord) -> list[str]:

@@ -19,6 +19,8 @@ from pytest_vram.report.predictions import EstimateDocument
 from pytest_vram.report.records import BackendRecord, RunReport, TestRecord
 
 HOST = "host"
+#: What stands for the devices of a side that has no card.
+HOST_ONLY = "host only"
 #: Among the versions of a run; what a card's driver holds itself depends on it.
 _DRIVER = "nvidia-driver"
 Kind = Literal["run", "log", "boot", "estimate"]
@@ -319,7 +321,7 @@ def _cards(first: Deployment, second: Deployment) -> list[Change]:
     """Devices that are others, or of another kind where one side knows no more than that."""
     cards = [{label: name for label, name in side.devices.items() if label != HOST} for side in (first, second)]
     if set(cards[0]) != set(cards[1]) and all(side.devices for side in (first, second)):
-        names = [", ".join(sorted(one)) or "host only" for one in cards]
+        names = [", ".join(sorted(one)) or HOST_ONLY for one in cards]
         return [Change(setting="devices", before=names[0], after=names[1], buckets=_ALL, loud=True)]
     found = []
     for label in sorted(cards[0]):

@@ -163,6 +163,22 @@ def test_estimates_are_compared_with_each_other_and_with_a_log(
     assert kinds["weights"] == "unknown"
 
 
+def test_an_estimate_for_a_card_beside_a_host_says_how_to_make_the_other(
+    cli: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A card is what is estimated for where nothing is said; with the option that is named, the two are alike."""
+    model = str(sizing_models.dense_8b(tmp_path / "m.gguf"))
+    text = LOG.replace("CUDA0", "CPU").replace("offloaded 33/33", "offloaded 0/33")
+    (tmp_path / "a.log").write_text(text.format(context=4096, kv=512))
+    for option, said in (((), True), (("--device", "none"), False)):
+        assert main(["estimate", model, "-c", "4096", "-np", "1", *option, "--json"]) == 0
+        (tmp_path / "e.json").write_text(capsys.readouterr().out)
+        for sides in (("a.log", "e.json"), ("e.json", "a.log")):
+            code, out, _ = cli(*sides)
+            out = " ".join(out.split())
+            assert (code, "NOT ALIKE" in out, "--device none" in out) == (0, said, said), out
+
+
 def test_one_side_may_be_standard_input(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A document or a log."""
     before = saved(tmp_path / "a.json", run_of(backend()))
