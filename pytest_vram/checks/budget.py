@@ -419,6 +419,8 @@ def _grew(label: str, told: Beside | None) -> list[tuple[str, str]]:
     where = f" on {found.device}" if label == SUM else ""
     if found.bucket == "unattributed":
         return [("grew", f"what is beside the buffers{where}, by {mib(found.least)} ({found.meaning}): {found.text}")]
+    if found.meaning == "growth":
+        return [("grew", f"{found.bucket}{where}: {found.text}, which no estimate of a boot contains")]
     why = f"{found.meaning}: {found.text}"
     return [("grew", f"{found.bucket}{where}, by {mib(found.least)} against the estimate ({why})")]
 

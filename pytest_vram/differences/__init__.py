@@ -7,5 +7,6 @@ number, and no difference).
 
 from pytest_vram.differences.comparing import between, ends_of, grown
 from pytest_vram.differences.records import MEANINGS, Beside, Cause, Change, Difference, Meaning
+from pytest_vram.differences.sides import GROWTH
 
-__all__ = ["MEANINGS", "Beside", "Cause", "Change", "Difference", "Meaning", "between", "ends_of", "grown"]
+__all__ = ["GROWTH", "MEANINGS", "Beside", "Cause", "Change", "Difference", "Meaning", "between", "ends_of", "grown"]

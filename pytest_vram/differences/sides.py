@@ -25,7 +25,7 @@ class Ends(NamedTuple):
 
 NOTHING = Ends(0, 0, known=False)
 #: Beginning of the detail of what a probe found to stay beyond the boot; each such entry was measured.
-_SERVING = "growth while serving"
+GROWTH = "growth while serving"
 
 
 class Side(NamedTuple):
@@ -52,7 +52,7 @@ class Side(NamedTuple):
 
     def serving(self, bucket: Bucket) -> int:
         """Bytes of a bucket that came after the boot."""
-        return sum(one.bytes for one in self.entries if one.bucket == bucket and one.detail.startswith(_SERVING))
+        return sum(one.bytes for one in self.entries if one.bucket == bucket and one.detail.startswith(GROWTH))
 
     def digits(self, *buckets: Bucket) -> int:
         return sum(entry.resolution for entry in self.entries if not buckets or entry.bucket in buckets)

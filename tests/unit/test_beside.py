@@ -10,10 +10,10 @@ import pytest
 
 from pytest_vram import beside, checks, in_force
 from pytest_vram.checks.breakdown import ledger_table
-from pytest_vram.differences import Beside, Cause
+from pytest_vram.differences import Beside, Cause, between
 from pytest_vram.errors import BadInput
 from pytest_vram.keeper.messages import BootPhase, Closed, Stranger
-from pytest_vram.ledger import Entry, Ledger
+from pytest_vram.ledger import Bucket, Entry, Ledger
 from pytest_vram.predicting import Predictions, estimate_on
 from pytest_vram.readings import Unmeasurable
 from pytest_vram.report import BackendRecord, TestRecord
@@ -232,6 +232,39 @@ def test_the_table_has_three_columns() -> None:
     assert "gpu0 kv +88.00: setting (ctx-size 4,096 → 4,800)" in text
     assert "unattributed +49.98: unknown" in text
     assert all(len(line) <= 80 for line in lines)
+
+
+def stayed(bucket: Bucket, size: int) -> Entry:
+    """What a probe found to stay, as it is in a ledger."""
+    return Entry(bucket=bucket, device="gpu0", bytes=size, source="nvml-process", detail="growth while serving: near")
+
+
+@pytest.mark.parametrize("with_estimate", [True, False])
+def test_what_stayed_after_requests_is_in_no_printed_figure(with_estimate: bool) -> None:
+    """It has a row of its own, and the measured total is the sum of what was printed, what stayed and the rest."""
+    entries = (printed("weights", 100 * MIB), printed("kv", 22 * MIB), stayed("kv", 24 * MIB), stayed("other", 3 * MIB))
+    ledger = measured(entries, reading(155 * MIB))
+    predicted = Ledger(
+        entries=(
+            Entry(bucket="weights", device="gpu0", bytes=100 * MIB, source="estimate"),
+            Entry(bucket="kv", device="gpu0", bytes=22 * MIB, source="estimate"),
+        )
+    )
+    told = Beside(predicted=predicted, differences=between(predicted, ledger))
+    table = {
+        " ".join(words[: len(words) - len(cells)]): cells
+        for line in ledger_table(ledger, beside=told if with_estimate else None)
+        if line.startswith("  ") and (words := line.split()) and (cells := [w for w in words if w[-1:].isdigit()])
+    }
+    first = "sum" if with_estimate else "printed by the engine"
+    assert [table[name][-1] for name in ("kv", first, "stayed after requests", "unattributed", "total measured")] == [
+        "22.00",
+        "122.00",
+        "+27.00",
+        "+6.00",
+        "155.00",
+    ]
+    assert "other" not in table
 
 
 def test_a_limit_that_does_not_hold_names_what_grew() -> None:
