@@ -14,6 +14,7 @@ import gzip
 import io
 import os
 import re
+import shutil
 import stat
 import tempfile
 import zlib
@@ -30,8 +31,9 @@ BLOCK = 1 << 20
 LONGEST_LINE = 1 << 17
 #: Bytes that a compressed log may unpack to: a few KB can hold terabytes.
 MOST_UNPACKED = 8 << 30
-#: Bytes of a stream that are kept, and of a file of the kernel: some never end.
-MOST_KEPT, MOST_OF_KERNEL = 16 << 30, 64 << 20
+#: Bytes of a stream that are kept, though never more than half of what is free; and of a file of the kernel: some never
+#: end.
+MOST_KEPT, MOST_OF_KERNEL = 8 << 30, 64 << 20
 #: Bytes by which a file is judged to be a text or not.
 _SNIFF = 1 << 18
 #: That of UTF-32 first: it begins as that of UTF-16 does.
@@ -242,15 +244,19 @@ def spooled(stream: BinaryIO, origin: str, most: int = MOST_KEPT) -> Iterator[Lo
     :raises BadInput: it cannot be read, or there is no room for it.
     """
     with contextlib.ExitStack() as stack:
-        left = most
+        where = tempfile.gettempdir()
         try:
+            left = most = min(most, max(shutil.disk_usage(where).free // 2, BLOCK))
             kept = stack.enter_context(tempfile.TemporaryFile())
             while left > 0 and (block := _next(stream, min(BLOCK, left), origin)):
                 kept.write(block)
                 left -= len(block)
             kept.seek(0)
         except OSError as error:
-            raise BadInput(f"{origin} cannot be kept in a temporary file to be read: {reason(error)}") from None
+            raise BadInput(
+                f"{origin} cannot be kept in {where} while it is read: {reason(error)}; give the file itself, or set"
+                " TMPDIR to a folder with room"
+            ) from None
         log = log_of(kept, origin)
         if left <= 0:
             log.notes.append(f"{origin} goes on after {mib(most)}, of which no more was read")

@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import re
+import stat
 from pathlib import Path
 from types import TracebackType
 
@@ -91,11 +92,16 @@ class Tail:
         if ours.st_size < self._place:
             self._stream.seek(0)
         else:
-            other: io.BufferedReader | None = None
-            with contextlib.suppress(BadInput, OSError):  # between two files there is none for a moment
+            try:
                 there = self._path.stat()
-                if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
-                    other = opened_file(self._path)
+            except OSError:  # between two files there is none for a moment
+                return False
+            if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino):
+                return False
+            other: io.BufferedReader | None = None
+            # a folder in its place, or a pipe, is said; a file that went away, or may not be read yet, is waited for
+            with contextlib.suppress(*(BadInput,) if stat.S_ISREG(there.st_mode) else ()):
+                other = opened_file(self._path)
             if other is None:
                 return False
             self._stream.close()

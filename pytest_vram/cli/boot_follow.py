@@ -78,8 +78,8 @@ class _Following:
         """Feed lines; the boot, where the server is ready."""
         if self._follower is None:
             self._unknown += lines
-            self._size += sum(map(len, lines))
-            found = recognise("\n".join(self._unknown))
+            self._size += sum(map(len, lines)) + len(lines)
+            found = recognise("\n".join(lines))  # what came before gave nobody away
             if found is None:
                 if self._size > _MOST_UNKNOWN:
                     raise unknown_engine(str(self._path))

@@ -6,6 +6,7 @@ import gzip
 import io
 import os
 import re
+import shutil
 import stat
 import tempfile
 import tracemalloc
@@ -184,6 +185,15 @@ def test_stream_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         assert log.notes == ["standard input goes on after 10,000 bytes, of which no more was read"]
 
 
+def test_stream_leaves_half_of_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream without an end never fills the disk."""
+    room = shutil.disk_usage(tempfile.gettempdir())._replace(free=4 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda where: room)
+    boot = read_stream(io.BytesIO(BOOT.encode() + b"\n" * (5 << 20)), "standard input")
+    assert boot.ledger().buckets() == LEDGER
+    assert boot.warnings == ("standard input goes on after 2.00 MiB, of which no more was read",)
+
+
 def test_stream_that_cannot_be_kept_or_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """No room for a stream, or an error in it, is one sentence."""
 
@@ -198,7 +208,7 @@ def test_stream_that_cannot_be_kept_or_read(monkeypatch: pytest.MonkeyPatch) -> 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    with pytest.raises(BadInput, match="kept in a temporary file to be read: No space left on device"):
+    with pytest.raises(BadInput, match="kept in .* while it is read: No space left on device; .*TMPDIR"):
         read_stream(io.BytesIO(BOOT.encode()), "standard input")
 
 
@@ -486,6 +496,19 @@ def test_tail_survives_truncation_and_rotation(tmp_path: Path) -> None:
         assert tail.fresh == 2
         (tmp_path / "boot.log.1").write_bytes(b"old\nolder\n")
         assert tail.lines() == []
+
+
+@pytest.mark.parametrize(("become", "words"), [("mkdir", "is a folder"), ("mkfifo", "device or a pipe")])
+def test_tail_of_what_is_no_file_any_more(tmp_path: Path, become: str, words: str) -> None:
+    """A folder or a pipe in the place of a log is no log that begins anew, and nothing to wait for."""
+    path = as_file(tmp_path, b"one\n")
+    with Tail(path) as tail:
+        assert tail.lines() == ["one"]
+        path.unlink()
+        assert tail.lines() == []
+        getattr(os, become)(path)
+        with pytest.raises(BadInput, match=words):
+            tail.lines()
 
 
 def test_tail_reads_what_powershell_writes(tmp_path: Path) -> None:

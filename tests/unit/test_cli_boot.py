@@ -371,6 +371,17 @@ def test_follow_of_another_program_ends(tmp_path: Path) -> None:
         growing.follow()
 
 
+def test_follow_of_nothing_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty lines without an end are the log of nobody, and each line is looked at once."""
+    monkeypatch.setattr(boot_follow, "_MOST_UNKNOWN", 10_000)
+    seen: list[str] = []
+    monkeypatch.setattr(boot_follow, "recognise", seen.append)
+    growing = Growing(tmp_path / "boot.log", ["\n" * 3000] * 20)
+    with pytest.raises(BadInput, match="no engine that is known"):
+        growing.follow()
+    assert sum(map(len, seen)) <= 12_000
+
+
 def test_follow_command(tmp_path: Path) -> None:
     """The command tells the phases while the file grows, then the whole, and Ctrl-C ends it with 130."""
     path = tmp_path / "boot.log"
