@@ -169,7 +169,8 @@ def _facts(process: Process, labels: Labels, entries: tuple[Entry, ...]) -> dict
 
 def _layers_on_device(facts: Mapping[str, Any], repeating: int | None) -> int:
     """The model's own layers that were offloaded: the engine counts the output layer, and once the cache's halves."""
-    offloaded, offloadable = facts["layers_offloaded"], facts["layers_offloadable"]
+    offloaded: int = facts["layers_offloaded"]
+    offloadable: int = facts["layers_offloadable"]
     own: int = facts.get("layers", offloadable - 1)
     if repeating is None:
         return max(0, min(own, offloaded))

@@ -47,6 +47,18 @@ _BARE = ("error", "warning", "CUDA error", "ROCm error", "HIP error", "MUSA erro
 _BARE_ENDS = ("  what():", "Killed", "Segmentation fault", "ggml_", "  current device:")
 _IMAGE = re.compile(r"\b(?:encoding|processing) (?:image|audio|mtmd|\w{1,20} slice)\b")
 _IMAGE_DONE = re.compile(r"\b(?:image|audio|slice|batch)\w* (?:encoded|processed|decoded|encoding done)\b")
+#: Said before a model is loaded once more: by the server, or by another process, which first looks for its devices.
+_ANNOUNCED = re.compile(
+    r"\bloading model '|\bmain: loading model\b|\bexiting sleeping state\b"
+    r"|\bfound \d{1,3} (?:CUDA|ROCm|MUSA|Vulkan|SYCL) devices|\bbuild info\b"
+)
+#: Said while a model is loaded, or a context is made for it.
+_OF_LOAD = re.compile(
+    r"(?P<clear>\bloaded meta data with\b|\bloading model (?:from|tensors)\b|\bconstructing llama_context\b"
+    r"|\bbuffer size\b)"
+    r"|\bKV self\b|\bsize =[^()]{1,40}\([^()]{1,40}\bcells\b|VRAM|\bmem required\b|\busing device\b|\bmodel size\b"
+    r"|\boffload(?:ed|ing)\b|\bn_ctx\w* +=|\breserving \.\.\.|\bwarming up\b|\bCLIP using\b|\ballocated memory\b"
+)
 #: A server that complains about every request must not fill the report.
 _MOST_WARNINGS = 50
 #: A server that sleeps and wakes for weeks begins phases without end: the first and the last ones are kept.
@@ -88,6 +100,7 @@ class Process:
         self._device_of_sums = "VRAM"
         self._request: Literal["prefill", "decode"] | None = None
         self._image = False
+        self._doubted = False
 
     # ------------------------------------------------------------ lines
 
@@ -170,9 +183,29 @@ class Process:
             return
         if llama_facts.is_warning(text, level) or llama_failures.is_harmless(text):
             self._warn(text)
+        if not prefixed and self._unannounced(text):
+            return
         self._milestones(text)
         self._memory(text)
         self._facts(text)
+
+    def _unannounced(self, text: str) -> bool:
+        """True for a line about a load after the boot that no line announced, where a user may have written it.
+
+        A server that loads again says so first: it wakes up, or names the model that comes. Without prefixes nothing
+        else tells its words from those of a request.
+        """
+        if self._reload or self._expect_draft is not None or not self.loads or self._phase not in ("ready", "sleep"):
+            return False
+        if _ANNOUNCED.search(text):
+            self._reload = True
+            return False
+        if (match := _OF_LOAD.search(text)) is None:
+            return False
+        if match["clear"] and not self._doubted:
+            self._doubted = True
+            self._warn(f"looks like a load after the boot, but none was announced: what a user wrote? {shown(text)}")
+        return True
 
     def _requests(self, text: str, *, prefixed: bool) -> bool:
         """Where the server is with a request; true for a line of one slot, which says nothing of the boot."""
@@ -190,7 +223,9 @@ class Process:
             self._image = False
         elif not prefixed:
             return text.startswith("slot ")
-        self.story.survived(prefixed=prefixed)
+        looked = self.story.survived(certain=prefixed or not self._prefixed)
+        if looked is not None:
+            self._warn(f"looks like a failure, but the server went on, and may be what a user wrote: {looked}")
         return text.startswith("slot ")
 
     def _overridden(self, text: str) -> None:
@@ -363,7 +398,7 @@ class Process:
         sign = llama_failures.sign(text)
         if sign is None:
             return
-        self.story.tell(sign, self._where(bare=self._prefixed and not prefixed), self._line)
+        self.story.tell(sign, self._where(bare=not prefixed), self._line)
         if sign.bucket == "compute" and not self._dry and not self.ready:
             self._advance("reserve")
 

@@ -33,7 +33,8 @@ class Where(NamedTuple):
     :ivar known: lines of a boot came before, so that ``phase`` is more than the beginning of a log.
     :ivar cached: the context's KV cache was there. :ivar draft: a draft's model or context was being made.
     :ivar request: ``prefill`` or ``decode`` where a request was running. :ivar image: it brought an image.
-    :ivar dry: in a trial run, which allocates nothing. :ivar bare: printed without the prefix that other lines have.
+    :ivar dry: in a trial run, which allocates nothing. :ivar bare: printed without the engine's own prefix, so that it
+        may be what a user wrote.
     """
 
     phase: str
@@ -113,12 +114,18 @@ class Story:
         if not self.is_refusal or kill.certain:
             self._failure = with_kill(known, failure)
 
-    def survived(self, *, prefixed: bool) -> None:
-        """The server goes on: what only looked like its end was not."""
-        if self._told is not None and self._told.where.bare and self._told.where.ready and prefixed:
+    def survived(self, *, certain: bool) -> str | None:
+        """The server goes on: what only looked like its end was not; the line that did, where it was one of serving.
+
+        :param certain: the line that shows it is as good as any other of this log.
+        """
+        looked = None
+        if self._told is not None and self._told.where.bare and self._told.where.ready and certain:
+            looked = shown(self._told.sign.text)
             self._told = None
         if self._failure is not None and self._failure.certainty != "certain":
             self._failure = None
+        return looked
 
     def forget(self) -> None:
         """It was not the end."""
