@@ -498,6 +498,7 @@ def test_tail_survives_truncation_and_rotation(tmp_path: Path) -> None:
         assert tail.lines() == []
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFO here")
 @pytest.mark.parametrize(("become", "words"), [("mkdir", "is a folder"), ("mkfifo", "device or a pipe")])
 def test_tail_of_what_is_no_file_any_more(tmp_path: Path, become: str, words: str) -> None:
     """A folder or a pipe in the place of a log is no log that begins anew, and nothing to wait for."""
