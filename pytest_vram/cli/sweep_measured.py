@@ -413,8 +413,9 @@ def _not_booted(
 
 
 def _newest_log(folder: Path, name: str) -> Path | None:
-    logs = [path for path in folder.glob(f"{name}.*.log") if path.name.split(".")[-2].isdigit()]
-    return max(logs, key=lambda path: int(path.name.split(".")[-2]), default=None)
+    logs = {path: path.name.split(".")[-2] for path in folder.glob(f"{name}.*.log")}
+    numbered = {path: int(number) for path, number in logs.items() if number.isascii() and number.isdigit()}
+    return max(numbered, key=lambda path: numbered[path], default=None)
 
 
 def _in_short(point: MeasuredPoint) -> str:

@@ -222,6 +222,15 @@ def test_commands_of_the_page_are_understood(command: str) -> None:
     assert all(engine_options.named(word)[0] for word in rest if word.startswith("-"))
 
 
+def test_the_newest_log_is_the_one_with_the_highest_number(tmp_path: Path) -> None:
+    """Digits that are none to `int`, such as a superscript, are not looked at."""
+    for number in ("2", "10", "²", "9x"):
+        (tmp_path / f"sweep.{number}.log").touch()
+    found = sweep_measured._newest_log(tmp_path, "sweep")
+    assert found is not None
+    assert found.name == "sweep.10.log"
+
+
 def test_signs_of_the_tables_have_a_spelling_in_ascii() -> None:
     """A terminal without Unicode gets the ranges all the same."""
     import io
