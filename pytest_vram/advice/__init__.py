@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from pytest_vram.advice.records import Advice, Saving
 
 if TYPE_CHECKING:
-    from pytest_vram.advice.booted import of_boot
+    from pytest_vram.advice.booted import doubts, of_boot, reason
     from pytest_vram.advice.deployed import advise
     from pytest_vram.advice.goal import Goal
 
-__all__ = ["Advice", "Goal", "Saving", "advise", "of_boot"]
+__all__ = ["Advice", "Goal", "Saving", "advise", "doubts", "of_boot", "reason"]
 
 # Sizing is loaded when advice is asked for: records of tests hold advice, and are made for every test.
-_HOMES = {"Goal": "goal", "advise": "deployed", "of_boot": "booted"}
+_HOMES = {"Goal": "goal", "advise": "deployed", "of_boot": "booted", "doubts": "booted", "reason": "booted"}
 
 
 def __getattr__(name: str) -> object:

@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_vram.advice import hosted, planned, printed, torched
+from pytest_vram.advice import hosted, likeness, planned, printed, torched
 from pytest_vram.advice.deployed import advise
 from pytest_vram.advice.goal import Goal, least_on
 from pytest_vram.advice.records import Advice
 from pytest_vram.bootlog.boot import Boot, Failure
 from pytest_vram.errors import BadInput
-from pytest_vram.sizing import eras, llama_options
+from pytest_vram.sizing import eras, llama_cpp, llama_options
 from pytest_vram.sizing.engine_options import named
 from pytest_vram.sizing.llama_options import Given
 from pytest_vram.sizing.options import Era
@@ -50,7 +50,8 @@ def of_boot(
     """What to change so that a boot that failed for want of memory succeeds, best first.
 
     :param shape: the model, as :func:`pytest_vram.sizing.estimating.load` reads it; without it only the log's own
-        figures count. :param options: the engine's own long options, for an engine that is sized.
+        figures count, and where it is not the model of the log (:func:`doubts`). :param options: the engine's own long
+        options, for an engine that is sized; where the log shows another value, that one counts.
     :param free: device label → bytes that were free before the boot, where they are known from elsewhere than the log.
     :param era: which of llama.cpp's rules hold; by the build that the log names where it is not given.
     :returns: nothing where the log shows no failure, or one that is not about memory.
@@ -60,7 +61,8 @@ def of_boot(
     if failure is None or failure.kind not in (*_OF_HOST, *_OF_DEVICE):
         return ()
     if shape is not None and boot.engine in _SIZED and not printed.absurd(failure):
-        made = _by_model(boot, failure, shape, options or {}, free or {}, era or _era(boot))
+        era = era or _era(boot)
+        made = () if _unlike(boot, shape, options, era) else _by_model(boot, failure, shape, options or {}, free, era)
         if made:
             return made
     if failure.kind in _OF_HOST:
@@ -74,13 +76,53 @@ def of_boot(
     return ()
 
 
+def doubts(
+    boot: Boot, *, shape: ModelShape | None = None, options: Mapping[str, Any] | None = None, era: Era | None = None
+) -> tuple[str, ...]:
+    """What of a given model and given options contradicts the log, a sentence each; see :func:`of_boot`.
+
+    :raises BadInput: options that the engine does not have.
+    """
+    if shape is None or boot.engine not in (*_SIZED, *LLAMA):
+        return ()
+    if boot.engine not in _SIZED:
+        found = likeness.of_model(boot, shape)
+        return () if found is None else (found,)
+    unlike = _unlike(boot, shape, options, era or _era(boot))
+    return unlike if unlike else tuple(likeness.of_options(boot, options or {}).values())
+
+
+def _unlike(boot: Boot, shape: ModelShape, options: Mapping[str, Any] | None, era: Era) -> tuple[str, ...]:
+    """Why a model is not the log's."""
+    given, _ = _given(boot, options or {})
+    try:
+        made = llama_cpp.predict(shape, given.options, era, given=given)
+    except BadInput:
+        made = None
+    found = likeness.of_model(boot, shape, made)
+    return () if found is None else (found,)
+
+
+def reason(boot: Boot) -> str | None:
+    """Why there is no advice for a boot that failed; ``None`` where memory is not the matter."""
+    failure = boot.failure
+    if failure is None or failure.kind not in (*_OF_HOST, *_OF_DEVICE):
+        return None
+    return "none: the log has no figure of the device, and no setting that is known to matter"
+
+
 def _era(boot: Boot) -> Era:
     number = re.match(r"b?(\d{4,6})\b", str(boot.facts.get("build", "")), re.ASCII)
     return eras.era_of(int(number[1]) if number else None)[0]
 
 
 def _by_model(
-    boot: Boot, failure: Failure, shape: ModelShape, options: Mapping[str, Any], free: Mapping[str, int], era: Era
+    boot: Boot,
+    failure: Failure,
+    shape: ModelShape,
+    options: Mapping[str, Any],
+    free: Mapping[str, int] | None,
+    era: Era,
 ) -> tuple[Advice, ...]:
     """Every saving from the model's own files; nothing where the log does not say which device it is about."""
     given, labels = _given(boot, options)
@@ -89,7 +131,7 @@ def _by_model(
         device = next((label for label in boot.devices if label != HOST), None)
     if device is None:
         return ()
-    room = free.get(device, failure.free)
+    room = (free or {}).get(device, failure.free)
     device = labels.get(device, device)
     if device != HOST and device not in {one.label for one in given.options.devices}:
         return ()
@@ -98,8 +140,9 @@ def _by_model(
 
 def _given(boot: Boot, options: Mapping[str, Any]) -> tuple[Given, dict[str, str]]:
     """The options with what the log says where they are silent, and log's label → the estimate's."""
-    asked = {named(key)[0].name for key in options}
-    merged: dict[str, Any] = dict(options)
+    contradicted = likeness.of_options(boot, options)
+    merged: dict[str, Any] = {key: value for key, value in options.items() if named(key)[0].name not in contradicted}
+    asked = {named(key)[0].name for key in merged}
     if "ctx-size" not in asked and "kv-unified-per-slot" in asked:
         asked.add("ctx-size")
     for fact, option in _FACTS.items():

@@ -6,8 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
+import msgspec
+
 from pytest_vram import bootlog
-from pytest_vram.advice import Advice, of_boot
+from pytest_vram.advice import Advice, doubts, of_boot, reason
 from pytest_vram.bootlog.boot import Boot
 from pytest_vram.cli import asked as asking
 from pytest_vram.cli import boot_follow
@@ -44,7 +46,8 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
         boot = bootlog.sampled(boot, _samples(options), where)
     else:
         boot = _read(options, where)
-    advice, no_advice = _advice(boot, options, rest)
+    advice, no_advice, doubted = _advice(boot, options, rest)
+    boot = msgspec.structs.replace(boot, warnings=(*doubted, *boot.warnings))
     return Answer(
         code=code_of(boot),
         document=boot_document(boot, name, advice, no_advice),
@@ -71,8 +74,11 @@ def _read(options: argparse.Namespace, where: str) -> Boot:
     return bootlog.read_stream(sys.stdin.buffer, "standard input", engine=options.engine, samples=_samples(options))
 
 
-def _advice(boot: Boot, options: argparse.Namespace, rest: list[str]) -> tuple[tuple[Advice, ...], str | None]:
-    """What to change, and where there is nothing, why, if somebody could expect it."""
+def _advice(
+    boot: Boot, options: argparse.Namespace, rest: list[str]
+) -> tuple[tuple[Advice, ...], str | None, tuple[str, ...]]:
+    """What to change, and where there is nothing, why, if somebody could expect it; and what of a given model is not
+    the log's."""
     shape, given = None, None
     if options.model is not None:
         engine = _SIZED_AS.get(boot.engine, boot.engine)
@@ -81,6 +87,4 @@ def _advice(boot: Boot, options: argparse.Namespace, rest: list[str]) -> tuple[t
         shape = estimating.load(wanted.models[0], engine=wanted.engine)
         given = wanted.options
     found = of_boot(boot, shape=shape, options=given)
-    if found or boot.failure is None:
-        return found, None
-    return (), "none: this failure is not one that a smaller setting of memory helps against"
+    return found, None if found else reason(boot), doubts(boot, shape=shape, options=given)
