@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pytest_vram.bootlog.boot import Boot, PhaseSpan
 from pytest_vram.bootlog.devices import HOST
 from pytest_vram.bootlog.samples import Samples, Series
-from pytest_vram.bootlog.steps import MOST_UNPRINTED, Fit, Level, fits, levels, near
+from pytest_vram.bootlog.steps import MOST_UNPRINTED, Fit, Level, fits, levels, narrowed, near
 from pytest_vram.units import MIB, mib
 
 #: Zones differ by whole and half hours.
@@ -45,10 +45,22 @@ class Place(NamedTuple):
     near: list[int | None]
 
 
+class Stood(NamedTuple):
+    """What was held when the weights were loaded: between the last sample before that and the first one after it.
+
+    ``most`` is ``None`` where nobody looked afterwards. ``unseen``: seconds from the last sample to the load's end.
+    """
+
+    least: int
+    most: int | None
+    unseen: float = 0.0
+
+
 class Aligned(NamedTuple):
     """Label → its series, and for each phase of the log what of it falls there; or why that is not known.
 
     :ivar before: label → bytes that were held before the boot, where that was seen.
+    :ivar stood: label → what was held when its weights were loaded, where that was seen.
     """
 
     series: dict[str, Series]
@@ -57,6 +69,7 @@ class Aligned(NamedTuple):
     how: str
     notes: tuple[str, ...] = ()
     reason: str | None = None
+    stood: Mapping[str, Stood] = {}
 
 
 def align(boot: Boot, samples: Samples) -> Aligned:
@@ -67,12 +80,14 @@ def align(boot: Boot, samples: Samples) -> Aligned:
     window = _window(boot, shift) if shift is not None else None
     series, unknown = devices(boot, candidates, labels, window)
     by_step: dict[str, list[Place]] = {}
+    stood_before: dict[str, int] = {}
     if shift is None and reason is None:
         found = _by_steps(boot, series)
-        shift, reason, by_step = found.shift, found.reason, found.places
+        shift, reason, by_step, stood_before = found.shift, found.reason, found.places, found.before
         if shift is None and reason is None:
             names = {label: series[label] for label in by_step}
-            return Aligned(names, by_step, found.before, _NO_CLOCK, (*notes, *unknown))
+            stood = _stood(boot, names, by_step, None)
+            return Aligned(names, by_step, found.before, _NO_CLOCK, (*notes, *unknown), stood=stood)
     if shift is None or not series:
         why = (unknown[0] if unknown and not series else reason) or "no samples are of a device of this boot"
         return Aligned(series, {}, {}, "", tuple(notes), why)
@@ -80,8 +95,41 @@ def align(boot: Boot, samples: Samples) -> Aligned:
     for label, stepped in by_step.items():
         places[label] = [one if one.inside else timed for one, timed in zip(stepped, places[label], strict=True)]
     begin = _window(boot, shift)[0] - shift.slack
-    before = {label: held for label, one in series.items() if (held := _held_before(one, begin)) is not None}
-    return Aligned(series, places, before, shift.how, (*notes, *unknown))
+    seen = {label: held for label, one in series.items() if (held := _held_before(one, begin)) is not None}
+    before = stood_before | seen
+    stood = _stood(boot, series, by_step, shift)
+    return Aligned(series, places, before, shift.how, (*notes, *unknown), stood=stood)
+
+
+def _stood(
+    boot: Boot, series: Mapping[str, Series], by_step: Mapping[str, list[Place]], shift: Shift | None
+) -> dict[str, Stood]:
+    """A step to the level that was printed tells it; else the samples on both sides of the end of the load."""
+    at = [place for place, span in enumerate(boot.phases) if span.name == "weights"]
+    found: dict[str, Stood] = {}
+    for label, one in series.items() if len(at) == 1 else ():
+        stepped = by_step[label][at[0]].inside if label in by_step else []
+        level = max((value for value in stepped if value is not None), default=None)
+        timed = _around(boot.phases[at[0]], one, shift) if shift is not None else None
+        stood = timed if level is None else Stood(level, level)
+        if stood is not None:
+            found[label] = stood
+    return found
+
+
+def _around(span: PhaseSpan, series: Series, shift: Shift) -> Stood | None:
+    if span.start is None or span.end is None:
+        return None
+    begin, end = span.start + shift.seconds + shift.slack, span.end + shift.seconds
+    least = None
+    for value, since, at in _moments(series):
+        if value is None or since < begin:
+            continue
+        if at < end - shift.slack:
+            least = Stood(value, None, end - at)
+        elif since > end + shift.slack:
+            return None if least is None else least._replace(most=value)
+    return least
 
 
 def device_labels(boot: Boot) -> list[str]:
@@ -228,7 +276,12 @@ def _by_steps(boot: Boot, series: Mapping[str, Series]) -> _Steps:
         if len(here) == 1:
             found[label] = (one, here[0], wanted)
     if not found:
-        return _Steps({}, {}, None, _no_fit(boot, series, several))
+        return (None if several else _by_ramp(boot, series)) or _Steps({}, {}, None, _no_fit(boot, series, several))
+    if any(wanted[-1].phase not in fit.reached for _, fit, wanted in found.values()):
+        # what is held only as it is written to rises without steps, and a pause in it may look like one
+        ramp = _by_ramp(boot, series)
+        if ramp is not None:
+            return ramp
     places = {label: _stepped(boot, *one) for label, one in found.items()}
     before = {label: fit.base for label, (_, fit, _) in found.items()}
     timed = any(span.start is not None for span in boot.phases)
@@ -247,6 +300,25 @@ def _by_steps(boot: Boot, series: Mapping[str, Series]) -> _Steps:
     return _Steps(places, before, shift)
 
 
+def _by_ramp(boot: Boot, series: Mapping[str, Series]) -> _Steps | None:
+    """By a rise without steps, of every device that has one, where log and samples both have times."""
+    starts = {span.name: span.start for span in boot.phases if span.start is not None}
+    if not starts or len(starts) != len(boot.phases) or len(series) != len(device_labels(boot)):
+        return None
+    lowest, highest = float("-inf"), float("inf")
+    before: dict[str, int] = {}
+    for label, one in series.items():
+        here = narrowed(one, levels(boot, label), starts) if one.times else ()
+        if len(here) != 1:
+            return None
+        before[label] = here[0].base
+        lowest, highest = max(lowest, here[0].lowest), min(highest, here[0].highest)
+    if not lowest <= highest:
+        return None
+    slack = (highest - lowest) / 2
+    return _Steps({}, before, Shift((lowest + highest) / 2, slack, f"by the rise of the memory, to ±{slack:.2g} s"))
+
+
 def _no_fit(boot: Boot, series: Mapping[str, Series], several: bool) -> str:
     why = "log and samples have no clock in common" if boot.clock != "epoch" else "the samples have no clock"
     if not series:
@@ -263,7 +335,7 @@ def _shift_of(boot: Boot, found: Mapping[str, tuple[Series, Fit, tuple[Level, ..
     lowest, highest = float("-inf"), float("inf")
     spans = {span.name: span for span in boot.phases}
     for series, fit, _ in found.values():
-        for phase, (first, _) in fit.reached.items():
+        for phase, (first, _, _) in fit.reached.items():
             span = spans[phase]
             if span.start is None:
                 continue
@@ -282,21 +354,22 @@ def _stepped(boot: Boot, series: Series, fit: Fit, wanted: tuple[Level, ...]) ->
     values = list(series.values)
     order = [level.phase for level in wanted]
     blurred = [level.phase for level in wanted if level.blurred]
-    top = fit.reached.get(order[-1])
+    last_seen = next(phase for phase in reversed(order) if phase in fit.reached)
+    top = fit.reached[last_seen]
     before_first = True
     done = fit.start
     late = [span.name for span in boot.phases[_after(boot, order[-1]) :]]
     for place, span in enumerate(boot.phases):
         if span.name in fit.reached:
-            first, last = fit.reached[span.name]
+            _, stood, last = fit.reached[span.name]
             # The level stands until the next step: who is on it may be in the next phase already, at the same height.
-            end = last if span.name != order[-1] else first
+            end = last if span.name != order[-1] else stood
             on_it = values[done + (not before_first) : end + 1]
             places.append(Place([], on_it) if span.name in blurred else Place(on_it, []))
             done, before_first = end, False
-        elif place >= _after(boot, order[-1]) and top is not None:
-            rest = values[top[0] + 1 :]
-            alone = len(late) == 1 and order[-1] not in blurred
+        elif place >= _after(boot, last_seen):
+            rest = values[(top.stood if last_seen == order[-1] else top.last) + 1 :]
+            alone = len(late) == 1 and last_seen == order[-1] not in blurred
             places.append(Place(rest, []) if alone else Place([], rest))
         else:
             places.append(Place([], []))

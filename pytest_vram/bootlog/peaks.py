@@ -8,19 +8,21 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from pytest_vram.bootlog.alignment import Aligned, Place, align, device_labels
+from pytest_vram.bootlog.alignment import Aligned, Place, Stood, align, device_labels
 from pytest_vram.bootlog.boot import Boot, Failure, Peak, Phase, PhaseSpan
 from pytest_vram.bootlog.devices import HOST
 from pytest_vram.bootlog.samples import JournalBoot, Samples, Series
 from pytest_vram.ledger import Bucket
 from pytest_vram.readings import Measured, Reading, Unmeasurable
-from pytest_vram.units import mib
+from pytest_vram.units import MIB, mib
 
 Part = Literal["weights", "later", "unknown"]
 #: Phases at whose end no more than the weights is there.
 _LOADING: tuple[Phase, ...] = ("start", "weights")
 _OF_WEIGHTS: tuple[Bucket, ...] = ("weights", "experts", "projector", "lora")
 _LATER: tuple[Bucket, ...] = ("kv", "recurrent", "compute", "context", "other")
+#: Figures that differ by no more, or by a hundredth, are those of one moment: nvidia-smi rounds to whole MiB.
+_DIGITS = 2 * MIB
 _OUT_OF_MEMORY = ("out_of_memory", "host_out_of_memory", "kv_planning")
 _WORDS: dict[Part, str] = {
     "weights": "weights",
@@ -30,12 +32,17 @@ _WORDS: dict[Part, str] = {
 
 
 class _Seen(NamedTuple):
-    """What is known of one device, phase by phase. ``highest``: the most that may be of a phase."""
+    """What is known of one device, phase by phase. ``highest``: the most that may be of a phase.
+
+    ``stood``: what was held when the weights were loaded. ``interval``: seconds between samples.
+    """
 
     figures: list[Measured | None]
     highest: list[int | None]
     before: int | None
     how: str
+    stood: Stood | None = None
+    interval: float | None = None
 
 
 def with_peaks(boot: Boot, samples: Samples | None = None, log: str = "") -> Boot:
@@ -86,7 +93,8 @@ def _of_samples(boot: Boot, aligned: Aligned) -> dict[str, _Seen]:
         series = aligned.series[label]
         figures: list[Measured | None] = [_figure(label, series, place) for place in places]
         highest = [_most([*place.inside, *place.near]) for place in places]
-        found[label] = _Seen(figures, highest, aligned.before.get(label), aligned.how)
+        before, stood = aligned.before.get(label), aligned.stood.get(label)
+        found[label] = _Seen(figures, highest, before, aligned.how, stood, series.interval)
     return found
 
 
@@ -141,8 +149,17 @@ def _of_journal(boot: Boot, samples: Samples, log: str) -> tuple[dict[str, _Seen
             figures[len(own.phases)] = _after(label, samples, own)
         # a phase that allocated nothing new may be without a figure
         highest = [figure.upper if isinstance(figure, Reading) else None for figure in figures]
-        found[label] = _Seen(figures, highest, 0, f"by the journal of the run ({own.backend})")
+        stood = next((_held(one) for name, one in zip(order, figures, strict=True) if name == "weights"), None)
+        interval = next(
+            (one.interval_ms / 1000 for one in figures if isinstance(one, Reading) and one.interval_ms is not None),
+            None,
+        )
+        found[label] = _Seen(figures, highest, 0, f"by the journal of the run ({own.backend})", stood, interval)
     return found, None, []
+
+
+def _held(figure: Measured | None) -> Stood | None:
+    return Stood(figure.bytes, figure.upper) if isinstance(figure, Reading) else None
 
 
 def _after(label: str, samples: Samples, own: JournalBoot) -> Measured | None:
@@ -172,25 +189,40 @@ def _by_figures(boot: Boot, label: str, seen: _Seen) -> Peak:
         ),
         None,
     )
-    first = where[0] if figure is None else where[_first_with(boot, seen, where, top)]
-    phase = first.name if figure is not None or len({span.name for span in where}) == 1 else None
+    phase, fell = _fell(boot, seen, where, top, figure)
     part, grounds = _composed(boot, label, seen, where, top)
     refused = _refused(boot, label)
     if refused is not None:
         part, because = refused
         grounds = [because, *grounds]
-    fell = f"its peak of {mib(top)} fell into phase {phase}" if phase else f"its peak was {mib(top)}"
     text = f"{_WORDS[part]}: {'; '.join([*grounds, fell])} (samples placed {seen.how})"
     return Peak(device=label, part=part, phase=phase, figure=figure, text=text)
 
 
-def _first_with(boot: Boot, seen: _Seen, where: list[PhaseSpan], top: int) -> int:
+def _fell(
+    boot: Boot, seen: _Seen, where: list[PhaseSpan], top: int, figure: Reading | None
+) -> tuple[Phase | None, str]:
+    """The phase that reached the peak first, where it is known, and the sentence of it."""
     sure = [
         span
         for span, one in zip(boot.phases, seen.figures, strict=True)
         if isinstance(one, Reading) and one.bytes == top
     ]
-    return where.index(sure[0])
+    names = [span.name for span in where]
+    if sure:
+        names = names[: next(place for place, span in enumerate(where) if span is sure[0]) + 1]
+    names = list(dict.fromkeys(names))
+    size = mib(top)
+    if figure is None or not figure.exact:
+        every = f"sampled every {_seconds(seen.interval)}" if seen.interval else "by samples alone"
+        size = f"at least {size}, {every},"
+    if len(names) == 1:
+        return names[0], f"its peak of {size} fell into phase {names[0]}"
+    return None, f"its peak of {size} fell into one of the phases {', '.join(names)}"
+
+
+def _seconds(interval: float) -> str:
+    return f"{round(interval * 1000)} ms" if interval < 1 else f"{interval:.3g} s"
 
 
 def _composed(boot: Boot, label: str, seen: _Seen, where: list[PhaseSpan], top: int) -> tuple[Part, list[str]]:
@@ -198,29 +230,47 @@ def _composed(boot: Boot, label: str, seen: _Seen, where: list[PhaseSpan], top: 
     loading = [span.name in _LOADING for span in where]
     if all(loading):
         return "weights", ["it was reached while the weights were loaded, and later there was no more"]
-    grounds = []
-    if seen.before:
-        grounds.append(f"{mib(seen.before)} were held before the boot")
-    stood = max(
-        (
-            figure.bytes
-            for span, figure in zip(boot.phases, seen.figures, strict=True)
-            if span.name == "weights" and isinstance(figure, Reading) and figure.at_most is None
-        ),
-        default=None,
-    )
+    grounds = [f"{mib(seen.before)} were held before the boot"] if seen.before else []
     printed = _sum(boot, label, _OF_WEIGHTS)
-    if stood is not None and seen.before is not None and stood > seen.before:
-        loaded, later = stood - seen.before, top - stood
-        told = f"memory rose by {mib(loaded)} until the weights were loaded, and by {mib(max(0, later))} after that"
+    if seen.stood is not None and seen.before is not None:
+        least, most, told = _loaded(seen.stood, seen.before, top, printed)
     elif printed and seen.before is not None and top - seen.before >= printed:
-        loaded, later = printed, top - seen.before - printed
+        # what is printed nowhere, as a driver's context, may have come before the weights or after them
+        cache = _sum(boot, label, ("kv", "recurrent"))
+        least, most = printed, max(printed, top - seen.before - cache)
         told = f"{mib(printed)} of weights were printed, and memory rose by {mib(top - seen.before)}"
-    elif any(loading):
-        return "unknown", [*grounds, "when exactly it was reached is not known"]
     else:
-        return "later", [*grounds, "it was reached after the weights were loaded"]
-    return ("weights" if loaded >= later else "later"), [told, *grounds]
+        by_log = _by_log(boot, label)
+        told = by_log.text if printed else "what was held when the weights were loaded is not known"
+        return (by_log.part if printed else "unknown"), [told.partition(": ")[2] or told, *grounds]
+    rise = top - seen.before
+    part: Part = "weights" if 2 * least >= rise else "later" if 2 * most < rise else "unknown"
+    return part, [told, *grounds]
+
+
+def _loaded(stood: Stood, before: int, top: int, printed: int) -> tuple[int, int, str]:
+    """Least and most bytes by which memory rose until the weights were loaded, and the sentence of it.
+
+    One figure where all that was printed was seen, or where samples on both sides agree; else a range, which the
+    printed weights narrow down, or widen where they contradict it.
+    """
+    least = max(0, stood.least - before)
+    most = max(least, (top if stood.most is None else stood.most) - before)
+    off = max(_DIGITS, round((printed or least) * 0.01))
+    there = printed and least >= printed - off
+    if (there or most - least <= off) and printed <= most + off:
+        told = (
+            f"memory rose by {mib(least)} until the weights were loaded, and by {mib(top - before - least)} after that"
+        )
+        return least, least, told
+    unseen = f" (the last {_seconds(stood.unseen)} of it were not sampled)" if stood.unseen else ""
+    span = mib(least) if least == most else f"{mib(least)} to {mib(most)}"
+    told = f"memory rose by {span} until the weights were loaded{unseen}, and by {mib(top - before)} in all"
+    if not printed:
+        return least, most, told
+    if printed > most + off:
+        return least, printed, f"{told}, though {mib(printed)} of weights were printed"
+    return max(least, printed - off), most, f"{told}; {mib(printed)} of weights were printed"
 
 
 def _sum(boot: Boot, label: str, buckets: Sequence[Bucket]) -> int:

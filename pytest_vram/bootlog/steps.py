@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pytest_vram.bootlog.boot import Boot, Phase
@@ -24,6 +24,8 @@ _ALLOCATED_IN: dict[Bucket, Phase] = {
 MOST_UNPRINTED = 2 * GIB
 #: A level is met within this, or this share of everything printed, whichever is more.
 _NEAR, _NEAR_SHARE = 6 * MIB, 0.01
+#: Phase whose buffers some devices hold only as far as they are written to.
+HIDDEN: Phase = "reserve"
 #: Samples that differ by no more lie on one level.
 _FLAT = 2 * MIB
 
@@ -46,12 +48,28 @@ class Climb(NamedTuple):
     plateaus: tuple[tuple[int, int, int], ...]
 
 
+class Reach(NamedTuple):
+    """A level in the samples: the ``first`` that is near it, and from where to where (``last``) it ``stood`` there."""
+
+    first: int
+    stood: int
+    last: int
+
+
 class Fit(NamedTuple):
-    """A climb that is the boot. ``reached``: phase → first and last sample on its level. ``base``: held before."""
+    """A climb that is the boot. ``reached``: phase → its level. ``base``: held before."""
 
     base: int
     start: int
-    reached: dict[Phase, tuple[int, int]]
+    reached: dict[Phase, Reach]
+
+
+class Ramp(NamedTuple):
+    """A climb without steps that is the boot, where the log's clock is ``lowest`` to ``highest`` seconds behind."""
+
+    base: int
+    lowest: float
+    highest: float
 
 
 def near(total: int) -> int:
@@ -87,15 +105,17 @@ def levels(boot: Boot, label: str) -> tuple[Level, ...]:
 def climbs(series: Series, within: int) -> tuple[Climb, ...]:
     """The times in which a device's memory rose, each from its lowest level on."""
     flat: list[tuple[int, int, int]] = []
-    at: int | None = None
+    lowest = 0
     for place, value in enumerate(series.values):
         if value is None:
             continue
-        if at is not None and flat and abs(value - flat[-1][0]) <= _FLAT and flat[-1][2] == at:
+        # by the lowest of a level: a slow rise is none
+        if flat and flat[-1][0] - _FLAT <= value <= lowest + _FLAT:
             flat[-1] = (max(value, flat[-1][0]), flat[-1][1], place)
+            lowest = min(value, lowest)
         else:
             flat.append((value, place, place))
-        at = place
+            lowest = value
     found: list[list[tuple[int, int, int]]] = []
     for level in flat:
         if found and level[0] >= found[-1][-1][0] - within:
@@ -106,7 +126,10 @@ def climbs(series: Series, within: int) -> tuple[Climb, ...]:
 
 
 def fits(series: Series, wanted: Sequence[Level]) -> tuple[Fit, ...]:
-    """Every climb of the samples in which the first and the last level, at least, stand as far apart as was printed."""
+    """Every climb of the samples in which the first and the last level, at least, stand as far apart as was printed.
+
+    Compute buffers at the end may be missing: some devices hold of them only what was written to.
+    """
     if len(wanted) < 2:
         return ()
     within = near(wanted[-1].bytes)
@@ -116,13 +139,15 @@ def fits(series: Series, wanted: Sequence[Level]) -> tuple[Fit, ...]:
 def _fit(climb: Climb, wanted: Sequence[Level], within: int) -> Fit | None:
     # A level that only one sample is on may as well be a moment of a load that is under way.
     stood = [level for level in climb.plateaus if level[2] > level[1]]
-    best: list[dict[Phase, tuple[int, int]]] = []
+    best: list[dict[Phase, Reach]] = []
     for one, level in itertools.product(stood, wanted):
         below = one[0] - level.bytes
         if not climb.base - within <= below <= climb.base + MOST_UNPRINTED:
             continue
         reached = _reached(climb, wanted, below, within)
-        if wanted[0].phase not in reached or wanted[-1].phase not in reached:
+        if wanted[0].phase not in reached:
+            continue
+        if wanted[-1].phase not in reached and not _tells(wanted, reached, within):
             continue  # part of a boot looks like another part where two buffers are of one size
         if not best or len(reached) > len(best[0]):
             best = [reached]
@@ -133,10 +158,77 @@ def _fit(climb: Climb, wanted: Sequence[Level], within: int) -> Fit | None:
     return Fit(climb.base, climb.plateaus[0][1], best[0])
 
 
-def _reached(climb: Climb, wanted: Sequence[Level], below: int, within: int) -> dict[Phase, tuple[int, int]]:
-    reached: dict[Phase, tuple[int, int]] = {}
+def _tells(wanted: Sequence[Level], reached: Mapping[Phase, Reach], within: int) -> bool:
+    """Whether levels without those of the compute buffers can be no other levels: none are as far apart."""
+    if wanted[-1].phase != HIDDEN or len(reached) < 2 or wanted[-2].phase not in reached:
+        return False
+    apart = wanted[-2].bytes - wanted[0].bytes
+    others = [two.bytes - one.bytes for one, two in itertools.combinations([Level("start", 0), *wanted], 2)]
+    return sum(abs(other - apart) <= 2 * within for other in others) == 1
+
+
+def narrowed(series: Series, wanted: Sequence[Level], starts: Mapping[Phase, float]) -> tuple[Ramp, ...]:
+    """Every climb without steps that can be the boot at all, with the shifts of the clock at which it can be.
+
+    Memory that is held as it is written to rises without a step from one phase into the next. What was printed until
+    the end of a phase is there at its end, and no more than that is there before the next phase begins.
+
+    :param starts: when each phase began, on the clock of the log. Series and log must have times.
+    """
+    if len(wanted) < 2:
+        return ()
+    within = near(wanted[-1].bytes)
+    sure = wanted[:-1] if wanted[-1].phase == HIDDEN else wanted
+    found = []
+    for climb in climbs(series, within):
+        rise = max(level[0] for level in climb.plateaus) - climb.base
+        unprinted = rise - sure[-1].bytes
+        if not -within <= unprinted <= MOST_UNPRINTED + wanted[-1].bytes - sure[-1].bytes:
+            continue
+        at = [place for _, first, last in climb.plateaus for place in (first, last)]
+        bounds = _bounds(series, (at[0], at[-1]), climb.base, wanted, sure, starts, within, max(0, unprinted))
+        if bounds is not None:
+            found.append(Ramp(climb.base, *bounds))
+    return tuple(found)
+
+
+def _bounds(
+    series: Series,
+    over: tuple[int, int],
+    base: int,
+    wanted: Sequence[Level],
+    sure: Sequence[Level],
+    starts: Mapping[Phase, float],
+    within: int,
+    unprinted: int,
+) -> tuple[float, float] | None:
+    order = list(starts)
+    lowest, highest = float("-inf"), float("inf")
+    floor = 0
+    for level in wanted:
+        # more than was printed before a phase is there once it has begun
+        above = _first_above(series, over, base + floor + unprinted + within)
+        if above is not None and level.phase in starts:
+            highest = min(highest, series.times[above] - starts[level.phase])
+        floor = level.bytes
+        after = order[order.index(level.phase) + 1 :] if level.phase in starts else []
+        if level in sure and after:
+            there = _first_above(series, over, base + level.bytes - within)
+            if there:
+                lowest = max(lowest, series.times[there - 1] - starts[after[0]])
+    return (lowest, highest) if float("-inf") < lowest <= highest < float("inf") else None
+
+
+def _first_above(series: Series, over: tuple[int, int], size: int) -> int | None:
+    places = range(over[0], over[1] + 1)
+    return next((place for place in places if (value := series.values[place]) is not None and value > size), None)
+
+
+def _reached(climb: Climb, wanted: Sequence[Level], below: int, within: int) -> dict[Phase, Reach]:
+    reached: dict[Phase, Reach] = {}
     for level in wanted:
         here = [one for one in climb.plateaus if abs(one[0] - below - level.bytes) <= within]
-        if any(last > first for _, first, last in here):
-            reached[level.phase] = (here[0][1], here[-1][2])
+        stood = [one for one in here if one[2] > one[1]]
+        if stood:
+            reached[level.phase] = Reach(here[0][1], stood[0][1], stood[-1][2])
     return reached

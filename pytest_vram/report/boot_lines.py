@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from pytest_vram.advice.records import Advice, first_sufficient
+from pytest_vram.advice.records import Advice
 from pytest_vram.bootlog.boot import FAILURES, Boot, Failure, PhaseSpan
+from pytest_vram.bootlog.devices import named
+from pytest_vram.bootlog.numbering import rank
 from pytest_vram.checks.breakdown import ledger_table
 from pytest_vram.readings import Measured, Reading
-from pytest_vram.report.advice_lines import change, summed
+from pytest_vram.report.advice_lines import ranked_lines
 from pytest_vram.report.prediction_lines import columns
 from pytest_vram.text import printable
 from pytest_vram.units import mib
@@ -44,10 +46,10 @@ def boot_lines(boot: Boot, log: str, *, advice: Sequence[Advice] = (), no_advice
         lines += ["", *ledger_table(boot.ledger(), width=_width())]
     if boot.peaks:
         lines += ["", "weights, or cache and runtime?"]
-        for peak in boot.peaks:
-            lines += _wrapped(f"{peak.device}: {peak.text}")
+        for peak in sorted(boot.peaks, key=lambda one: rank(one.device)):
+            lines += _wrapped(f"{named(peak.device, boot.devices)}: {peak.text}")
     if advice or no_advice:
-        lines += ["", *_advice(advice, no_advice)]
+        lines += ["", *ranked_lines(advice, no_advice, width=_width())]
     if boot.warnings:
         lines += ["", "warnings"]
         for warning in boot.warnings:
@@ -83,7 +85,9 @@ def phase_lines(boot: Boot) -> list[str]:
     for span in boot.phases:
         peaks = [_peak(span.peak.get(label)) for label in labels]
         rows.append((span.name, moment(span.start, boot.clock), _took(span), f"{span.line:,}", *peaks))
-    return [f"phases ({clock})", *columns(rows)]
+    sampled = any(isinstance(one, Reading) and not one.exact for span in boot.phases for one in span.peak.values())
+    note = ["  peaks are the largest samples: at least so much was held"] if sampled else []
+    return [f"phases ({clock})", *columns(rows), *note]
 
 
 def moment(time: float | None, clock: str | None) -> str:
@@ -105,7 +109,9 @@ def _took(span: PhaseSpan) -> str:
 
 
 def _peak(measured: Measured | None) -> str:
-    return mib(measured.bytes) if isinstance(measured, Reading) else "-" if measured is None else "unknown"
+    if isinstance(measured, Reading):
+        return mib(measured.bytes) + (f" to {mib(measured.at_most)}" if measured.at_most is not None else "")
+    return "-" if measured is None else "unknown"
 
 
 # ---------------------------------------------------------------- failure, facts
@@ -118,8 +124,7 @@ def failure_lines(failure: Failure, devices: dict[str, str]) -> list[str]:
         where = [f"in phase {failure.phase}" if failure.phase else "phase unknown"]
         where.append(f"for {failure.bucket}" if failure.bucket else "for what is unknown")
         if failure.device is not None:
-            name = devices.get(failure.device)
-            where.append(f"on {failure.device}" + (f" ({name})" if name and name.lower() != failure.device else ""))
+            where.append(f"on {named(failure.device, devices)}")
         lines += _wrapped(f"{', '.join(where)}: {_CERTAINTY.get(failure.certainty, failure.certainty)}")
     elif failure.certainty != "certain":
         lines += _wrapped(f"certainty: {failure.certainty}")
@@ -156,27 +161,7 @@ def _fact(name: str, value: Any) -> str:
     return str(value)
 
 
-# ---------------------------------------------------------------- advice
-
-
-def _advice(advice: Sequence[Advice], reason: str | None) -> list[str]:
-    if not advice:
-        return ["what to change", *_wrapped(reason or "nothing is known that would help")]
-    lines = ["what to change, best first"]
-    chosen = first_sufficient(list(advice))
-    if chosen:
-        enough = "enough alone" if len(chosen) == 1 else "enough together"
-        lines += _wrapped(f"first: {' '.join(one.flag or change(one) for one in chosen)} ({enough})")
-    useful = [one for one in advice if one.effect == "saves"]
-    for number, one in enumerate(useful, 1):
-        lines += _wrapped(f"{number}. {summed(one)}", hang="     ")
-        for name, text in (("", one.why), ("costs: ", one.cost), ("", one.flag), ("shown by: ", one.proof)):
-            if text:
-                lines += _wrapped(f"{name}{text}", indent="     ")
-    for one in advice:
-        if one.effect == "nothing":
-            lines += _wrapped(f"{one.setting} would save nothing here: {one.why}")
-    return lines
+# ---------------------------------------------------------------- width
 
 
 def _width() -> int:
