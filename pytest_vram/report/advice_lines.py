@@ -10,6 +10,8 @@ from pytest_vram.text import printable
 from pytest_vram.units import mib
 
 _SHOWN = 3
+#: Changes that ``vram boot`` describes; the answer must not drown in a list.
+_DESCRIBED = 5
 
 
 def advice_lines(advice: Sequence[Advice], reason: str | None = None, *, width: int = 80) -> list[str]:
@@ -33,11 +35,47 @@ def advice_lines(advice: Sequence[Advice], reason: str | None = None, *, width: 
     return [printable(line) for line in lines]
 
 
+def ranked_lines(advice: Sequence[Advice], reason: str | None = None, *, width: int = 80) -> list[str]:
+    """What to change for a boot that failed: what comes first, the changes that lead the list with their reasons, and
+    what would save nothing.
+
+    :param reason: why there is no advice.
+    """
+    if not advice:
+        return ["what to change", *_wrapped(reason or "nothing is known that would help", width, indent=2)]
+    useful = [one for one in advice if one.effect == "saves"]
+    if not useful:
+        lines = ["what to change", *_wrapped("no setting is known that would save anything here", width, indent=2)]
+    else:
+        lines = ["what to change, best first"]
+        chosen = first_sufficient(list(useful))
+        enough = {0: "no change here is known to be enough", 1: "enough alone"}.get(len(chosen), "enough together")
+        wanted = " ".join(one.flag or change(one) for one in chosen or useful[:1])
+        lines += _wrapped(f"first: {wanted} ({enough})", width, indent=2, hang=2)
+    for number, one in enumerate(useful[:_DESCRIBED], 1):
+        lines += _wrapped(f"{number}. {summed(one)}", width, indent=2, hang=3)
+        for name, text in (("", one.why), ("costs: ", one.cost), ("", one.flag), ("shown by: ", one.proof)):
+            if text:
+                lines += _wrapped(f"{name}{text}", width, indent=5, hang=0)
+    if len(useful) > _DESCRIBED:
+        lines += _wrapped(f"{len(useful) - _DESCRIBED} more with --json", width, indent=2)
+    without: dict[str, list[str]] = {}
+    for one in advice:
+        if one.effect == "nothing":
+            without.setdefault(one.why, []).append(one.setting)
+    for why, settings in without.items():
+        lines += _wrapped(
+            f"{', '.join(dict.fromkeys(settings))} would save nothing here: {why}", width, indent=2, hang=2
+        )
+    return lines
+
+
 def _first(useful: Sequence[Advice], width: int) -> list[str]:
     chosen = first_sufficient(list(useful))
     if len(chosen) == 1:
         one = chosen[0]
-        return _wrapped(f"first: {one.flag or change(one)} ({_bytes(one)} on {one.device}: enough alone)", width)
+        where = f" on {one.device}" if one.device is not None else ""
+        return _wrapped(f"first: {one.flag or change(one)} ({_bytes(one)}{where}: enough alone)", width)
     if chosen:
         return _wrapped(f"first: {' '.join(one.flag or change(one) for one in chosen)} (enough together)", width)
     return _wrapped(f"first: {useful[0].flag or change(useful[0])}; no change here is known to be enough", width)
@@ -45,7 +83,9 @@ def _first(useful: Sequence[Advice], width: int) -> list[str]:
 
 def change(one: Advice) -> str:
     """The change in a few words."""
-    return f"{one.setting} {one.before} → {one.after}" if one.before or one.after else one.setting
+    if one.before and one.after:
+        return f"{one.setting} {one.before} → {one.after}"
+    return f"{one.setting}: {one.after}" if one.after else one.setting
 
 
 def summed(one: Advice) -> str:
@@ -70,12 +110,14 @@ def saved(saving: Saving) -> str:
     return mib(saving.bytes) if saving.upper == saving.bytes else f"{mib(saving.bytes)} to {mib(saving.upper)}"
 
 
-def _wrapped(text: str, width: int, *, indent: int = 0, hang: int = 2) -> list[str]:
+def _wrapped(text: str, width: int, *, indent: int = 0, hang: int | None = None) -> list[str]:
+    """Lines of at most ``width`` columns; the first begins after ``indent`` columns, others ``hang`` further in."""
+    further = (0 if indent else 2) if hang is None else hang
     return textwrap.wrap(
         text,
         width,
         initial_indent=" " * indent,
-        subsequent_indent=" " * (indent or hang),
+        subsequent_indent=" " * (indent + further),
         break_long_words=False,
         break_on_hyphens=False,
     )
