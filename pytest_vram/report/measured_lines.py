@@ -235,6 +235,11 @@ def _notes(points: Sequence[PointRecord], document: SweepDocument) -> list[str]:
         value, reason = list(reasons.items())[-1]
         lines += _wrapped(f"{name} was shorter than wanted, or left out, at {', '.join(reasons)}: at {value} {reason}")
     lines += [line for text in dict.fromkeys(cut) for line in _wrapped(f"context: {text}")]
+    if any(_counted_apart(point) for point in points):
+        lines += _wrapped(
+            f"{HOST}: at ready is what the engine allocated itself; both peaks contain the pages of the mapped model"
+            " file that it read as well, so that the difference was not given back"
+        )
     touched = sorted(
         {label for point in points if (growth := _found(point).growth) is not None for label in growth.touched}
     )
@@ -246,6 +251,18 @@ def _notes(points: Sequence[PointRecord], document: SweepDocument) -> list[str]:
                 " (compute, mostly), which a card counts at boot"
             )
     return lines
+
+
+def _counted_apart(point: PointRecord) -> bool:
+    """Whether idle host memory is without the mapped file, and its peak with it."""
+    found = _found(point)
+    idle, peak = (table.get(HOST) for table in (found.at_ready, found.boot_peak))
+    return (
+        isinstance(idle, Reading)
+        and isinstance(peak, Reading)
+        and (idle.source == "host-anon")
+        and (peak.source != "host-anon")
+    )
 
 
 def _range(low: int | None, high: int | None) -> str:

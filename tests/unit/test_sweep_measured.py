@@ -222,6 +222,17 @@ def test_commands_of_the_page_are_understood(command: str) -> None:
     assert all(engine_options.named(word)[0] for word in rest if word.startswith("-"))
 
 
+@pytest.mark.parametrize(("source", "told"), [("host-hwm", True), ("host-anon", False)])
+def test_peaks_with_the_mapped_file_in_them_are_told_from_idle_memory_without(source: str, told: bool) -> None:
+    """Side by side the two would read as if memory had been given back."""
+
+    def on_host(mib: float, source: str) -> dict[str, Reading]:
+        return {"host": Reading(bytes=round(mib * MIB), source=source, scope="backend", device="host", exact=True)}
+
+    text = said("context", point("512", 11, 160, at_ready=on_host(34, "host-anon"), boot_peak=on_host(153, source)))
+    assert ("was not given back" in text) is told
+
+
 def test_the_newest_log_is_the_one_with_the_highest_number(tmp_path: Path) -> None:
     """Digits that are none to `int`, such as a superscript, are not looked at."""
     for number in ("2", "10", "²", "9x"):
