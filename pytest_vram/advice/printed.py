@@ -15,6 +15,7 @@ import msgspec
 from pytest_vram.advice.logged import ABOUT, COST, MARGIN, Log
 from pytest_vram.advice.records import Advice, Saving
 from pytest_vram.bootlog.boot import Boot, Failure
+from pytest_vram.bootlog.devices import named
 from pytest_vram.sizing import ggml
 from pytest_vram.sizing.changes import STEP
 from pytest_vram.units import MIB, mib
@@ -211,9 +212,7 @@ def _split(log: Log) -> Advice | None:
         return None
     if len(log.cards) < 2 and (log.fact("pipeline_copies") or 1) < 2:  # which is for several devices only
         return None
-    engines = log.boot.devices.get(log.failure.device)
-    name = f"{log.failure.device} ({engines})" if engines else log.failure.device
-    why = f"memory ran out on {name}, and on none of the other devices so far"
+    why = f"memory ran out on {named(log.failure.device, log.boot.devices)}, and on none of the other devices so far"
     return log.advice("split", "not printed", f"a smaller share for {log.failure.device}", why)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 HOST = "host"
 #: Buffer types that live in host memory whatever the backend: plain, mapped, repacked or pinned.
@@ -16,6 +17,12 @@ _LIKE_CUDA = re.compile(r"(CUDA|ROCm|MUSA)(\d{1,4})", re.ASCII)
 _NUMBERED = re.compile(r"([A-Za-z]+)\d{1,4}", re.ASCII)
 _REMOTE = re.compile(r"RPC(\d{0,9})\[(.+)\]", re.ASCII)
 _ENDPOINT = re.compile(r"\S+:\d+", re.ASCII)
+
+
+def named(label: str, devices: Mapping[str, str]) -> str:
+    """A label for people, with the engine's own name where it is known: ``gpu4 (CUDA4)``; ``GPU0`` says no more."""
+    name = devices.get(label)
+    return label if label == HOST or not name or name.lower() == label else f"{label} ({name})"
 
 
 class Labels:

@@ -9,8 +9,10 @@ import secrets
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 
 from pytest_vram.bootlog import Failure, Follower
+from pytest_vram.bootlog.devices import named
 from pytest_vram.errors import BadInput, BootFailed, BootTimeout
 from pytest_vram.keeper import health, processes, sole
 from pytest_vram.keeper.core import Core
@@ -475,9 +477,10 @@ def ending(server: Server, mark: int | None) -> str:
 def with_evidence(text: str, server: Server, *, more: str = "") -> str:
     """``text``, what the log says about the failure, ``more``, and the log's last lines."""
     parts = [text]
-    failure = server.follower.boot().failure if server.follower is not None else None
-    if failure is not None:
-        parts.append(_reason(failure) + failure.text.strip().rstrip(".") + ".")
+    boot = server.follower.boot() if server.follower is not None else None
+    failure = boot.failure if boot is not None else None
+    if boot is not None and failure is not None:
+        parts.append(_reason(failure, boot.devices) + failure.text.strip().rstrip(".") + ".")
     elif server.exit_code not in (None, 0, -signal.SIGKILL, -signal.SIGTERM):
         # After the boot, whose failures the follower reads; what others end has no say in it.
         said = processes.cause(server.log, secrets=server.secrets)
@@ -494,13 +497,13 @@ def with_evidence(text: str, server: Server, *, more: str = "") -> str:
     return f"{message} It wrote nothing to {server.log}.{full}"
 
 
-def _reason(failure: Failure) -> str:
+def _reason(failure: Failure, devices: Mapping[str, str]) -> str:
     """The kind of a failure in words, where the engine's own sentence may not name it."""
     if failure.kind != "out_of_memory":
         return ""
     what = f"{mib(failure.bytes)} " if failure.bytes else ""
     what += f"of {failure.bucket} " if failure.bucket else ""
-    where = f" on {failure.device}" if failure.device else ""
+    where = f" on {named(failure.device, devices)}" if failure.device else ""
     unsure = "" if failure.certainty == "certain" else f" ({failure.certainty})"
     return f"Out of memory{unsure}: {what}could not be allocated{where}. The engine says: "
 

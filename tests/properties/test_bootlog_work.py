@@ -54,6 +54,8 @@ def _use(name: str, pattern: re.Pattern[str]) -> Callable[[str], object]:
     module, variable = name.partition("[")[0].split(".")
     sources = _SOURCES[module] if variable.startswith("_") else "\n".join(_SOURCES.values())
     uses = set(re.findall(rf"\b{variable}\.(\w+)\(", sources))
+    if re.search(rf"\bnoise\b.*= (?:\w+\.)?{variable}\b", "\n".join(_SOURCES.values())):
+        uses = {"match"}  # of a grammar: what a line begins with
     if uses and uses <= {"match", "fullmatch"}:
         return pattern.fullmatch if uses == {"fullmatch"} else pattern.match
     return lambda text: pattern.sub("", text)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_vram.advice import of_boot
 from pytest_vram.bootlog import read
 from pytest_vram.bootlog.boot import Boot, Failure
+from pytest_vram.bootlog.devices import named
 from pytest_vram.bootlog.numbering import numbers, relabel
 from pytest_vram.ledger import Entry
+from pytest_vram.report.boot_lines import boot_lines
 
 MIB = 1 << 20
 
@@ -91,3 +94,33 @@ def test_all_readers(engine: str, lines: list[str], label: str) -> None:
     failure = read("\n".join(lines) + "\n", engine=engine).failure
     assert failure is not None
     assert failure.device == label
+
+
+@pytest.mark.parametrize(
+    ("label", "said"), [("gpu4", "gpu4 (CUDA4)"), ("gpu0", "gpu0"), ("host", "host"), ("gpu9", "gpu9"), ("x", "x")]
+)
+def test_label_for_people(label: str, said: str) -> None:
+    """A label is said with the engine's own name, where that says more."""
+    assert named(label, {"gpu4": "CUDA4", "gpu0": "GPU0", "host": "CPU", "x": "x"}) == said
+
+
+def test_sentences_name_the_card() -> None:
+    """Failure, peaks and advice of a log name the card as its engine does, and devices stand in their order."""
+    log = (
+        "llama_model_loader: loaded meta data with 3 key-value pairs and 2 tensors from a.gguf (version GGUF V3)\n"
+        "load_tensors: loading model tensors\n"
+        "load_tensors: offloaded 33/33 layers to GPU\n"
+        "load_tensors: CUDA10 model buffer size = 700.00 MiB\n"
+        "load_tensors: CUDA4 model buffer size = 700.00 MiB\n"
+        "llama_context: constructing llama_context\n"
+        "llama_context: n_ctx         = 32768\n"
+        "x: allocating 900.00 MiB on device 4: cudaMalloc failed: out of memory\n"
+        "llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache\n"
+    )
+    boot = read(log)
+    said = " ".join(" ".join(boot_lines(boot, "a.log", advice=of_boot(boot))).split())
+    assert "for kv, on gpu4 (CUDA4): certain" in said
+    assert "runtime? gpu4 (CUDA4): cache and runtime" in said
+    assert "gpu10 (CUDA10): weights" in said
+    assert "memory ran out on gpu4 (CUDA4), and on none" in said
+    assert list(boot.devices) == ["gpu4", "gpu10"]
