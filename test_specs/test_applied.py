@@ -24,7 +24,7 @@ from pytest_vram.checks import (
 )
 from pytest_vram.errors import VramError
 
-from .requirements import context_per_slot, hold, need, need_measurements, on_host_only
+from .requirements import asked, context_per_slot, hold, need, need_measurements, on_host_only
 
 if TYPE_CHECKING:
     from pytest_vram.backends import Pool, RunningBackend
@@ -98,10 +98,15 @@ def test_server_of_this_run_reports_it(vram_backend: RunningBackend) -> None:
     slots = vram_backend.asked.get("slots")
     if isinstance(slots, int) and properties.slots is not None:
         assert properties.slots == slots, f"{slots} slots were asked for, the server has {properties.slots}"
-    wanted = context_per_slot(vram_backend)
-    for context in properties.slot_contexts:
+    wanted, whole = context_per_slot(vram_backend), asked(vram_backend, "context")
+    parts = slots if isinstance(slots, int) and wanted < whole else 1
+    for context in (*properties.slot_contexts, properties.context_per_slot):
+        if context is not None and parts > 1:
+            # the share of each slot is rounded up as well
+            together = Properties(context=context * parts, slots=parts)
+            if judge_context(whole, {}, properties=together) is None:
+                continue
         hold(judge_context(wanted, {}, properties=Properties(context=context)))
-    hold(judge_context(wanted, {}, properties=Properties(context=properties.context_per_slot)))
 
 
 def test_it_was_booted_by_this_run(vram_backend: RunningBackend) -> None:

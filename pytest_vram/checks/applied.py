@@ -8,7 +8,7 @@ from typing import Any
 from pytest_vram.backends.base import Properties
 from pytest_vram.bootlog import Boot
 from pytest_vram.checks.finding import Finding
-from pytest_vram.checks.shown import EVERYTHING, Sources, context_holds, of_setting
+from pytest_vram.checks.shown import EVERYTHING, Sources, context_holds, of_setting, sharing
 from pytest_vram.checks.wording import block
 from pytest_vram.spec import OptionValue
 from pytest_vram.units import mib
@@ -94,7 +94,10 @@ def judge_context(
     if not found:
         title = f"A context of {asked} tokens was asked for; neither the boot log nor the server says what is served."
         return _finding(check, "inconclusive", "context not provable", title, [])
-    wrong = [(name, f"{context} tokens") for name, context in found.items() if not context_holds(asked, context)]
+    shared = sharing(facts, properties)
+    wrong = [
+        (name, f"{context} tokens") for name, context in found.items() if not context_holds(asked, context, *shared)
+    ]
     if not wrong:
         return None
     return _finding(check, "failed", "context not served", f"A context of {asked} tokens was asked for.", wrong)

@@ -71,9 +71,33 @@ def of_setting(name: str, value: OptionValue, sources: Sources) -> list[Shown]:
     return found
 
 
-def context_holds(asked: int, served: int) -> bool:
-    """Whether a context of so many tokens is the one asked for, rounded up at most."""
-    return asked <= served < asked + CONTEXT_STEP
+def context_holds(asked: int, served: int, slots: int | None = None, unified: object = None) -> bool:
+    """Whether a context of so many tokens is the one asked for, rounded up at most.
+
+    llama.cpp rounds the whole up, and then the share of each slot where slots do not share one cache
+    (``llama_context`` in its ``src/llama-context.cpp``): 4,100 tokens for 8 slots become 6,144.
+
+    :param slots: how many there are. :param unified: whether they share one cache; ``None``: not known.
+    """
+    if asked <= served < asked + CONTEXT_STEP:
+        return True
+    if not slots or slots < 2 or unified is True:
+        return False
+    return served == slots * _stepped(_stepped(asked) // slots)
+
+
+def _stepped(tokens: int) -> int:
+    return -(-tokens // CONTEXT_STEP) * CONTEXT_STEP
+
+
+def sharing(facts: Mapping[str, Any], properties: Properties | None) -> tuple[int | None, object]:
+    """How many slots there are, by the log or else the server, and whether they share one cache."""
+    slots = facts.get("slots")
+    settings: Mapping[str, object] = {}
+    if properties is not None:
+        slots = properties.slots if slots is None else slots
+        settings = properties.settings
+    return slots if isinstance(slots, int) else None, facts.get("kv_unified", settings.get("kv_unified"))
 
 
 def same(asked: object, real: object) -> bool:
@@ -99,11 +123,12 @@ Answer = Iterable[Shown | None]
 
 def _context(value: OptionValue, sources: Sources) -> Answer:
     real, served = sources.facts.get("context"), sources.properties.context
+    shared = sharing(sources.facts, sources.properties)
     if isinstance(value, int) and isinstance(real, int):
-        yield Shown(LOG, "" if context_holds(value, real) else f"asked for {value}, got {real}")
+        yield Shown(LOG, "" if context_holds(value, real, *shared) else f"asked for {value}, got {real}")
     if isinstance(value, int) and served is not None:
         text = f"asked for {value}, the running server serves {served}"
-        yield Shown(SERVER, "" if context_holds(value, served) else text)
+        yield Shown(SERVER, "" if context_holds(value, served, *shared) else text)
 
 
 def _context_per_slot(value: OptionValue, sources: Sources) -> Answer:

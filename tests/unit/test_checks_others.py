@@ -184,6 +184,36 @@ def test_context(facts: dict[str, Any], properties: Properties | None, expected:
 
 
 @pytest.mark.parametrize(
+    ("asked", "slots", "unified", "served", "expected"),
+    [
+        # what llama-server printed for -c, -np and -kvu
+        (4100, 8, False, 6144, None),
+        (4100, 3, False, 4608, None),
+        (1000, 5, False, 1280, None),
+        (4100, 3, True, 4352, None),
+        (4100, 1, False, 4352, None),
+        (4100, 4, True, 4352, None),
+        # what no rounding explains
+        (4100, 3, True, 4608, "failed"),
+        (4100, 1, False, 4608, "failed"),
+        (4100, 8, False, 6400, "failed"),
+        (4100, 8, False, 4096, "failed"),
+        (4100, 8, False, 8192, "failed"),
+    ],
+)
+def test_context_that_is_rounded_for_each_slot(
+    asked: int, slots: int, unified: bool, served: int, expected: str | None
+) -> None:
+    """Slots that do not share a cache have theirs rounded up each; the log and the server are held to that."""
+    facts = {"context": served, "slots": slots, "kv_unified": unified}
+    assert verdict(judge_context(asked, facts)) == expected
+    assert verdict(judge_applied({"context": asked}, facts)) == expected
+    properties = Properties(context=served, slots=slots, settings={"kv_unified": unified})
+    assert verdict(judge_context(asked, {}, properties=properties)) == expected
+    assert verdict(judge_applied({"context": asked}, {}, properties=properties)) == expected
+
+
+@pytest.mark.parametrize(
     ("asked", "real", "expected"),
     [
         (999, 31, None),
