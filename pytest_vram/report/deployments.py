@@ -265,7 +265,8 @@ def changed(first: Deployment, second: Deployment) -> tuple[Change, ...]:
 
 
 def untold(first: Deployment, second: Deployment) -> str:
-    """Why it cannot be told that both are of one model; empty where a fact of it, or what was asked for, is the same.
+    """Why it cannot be told that both are of one model; empty where a fact of it, or what was asked for, is the same,
+    or where neither says anything of it and the weights are the same to the printed digit.
 
     Facts that contradict each other are among what :func:`changed` finds.
     """
@@ -277,11 +278,23 @@ def untold(first: Deployment, second: Deployment) -> str:
     silent = [when for when, side in (("first", first), ("second", second)) if not set(_TELLING) & set(side.model)]
     if both:
         why = "; ".join(f"{name} {first.model[name]} → {second.model[name]}" for name in both)
+    elif len(silent) == 2 and _same_weights(first.ledger, second.ledger):
+        return ""
     elif len(silent) == 1:
         why = f"the {silent[0]} one does not say which it is"
     else:
         why = "neither says which it is" if silent else "there is no fact of it that both say"
     return f"whether they are of one model cannot be told: {why}"
+
+
+def _same_weights(first: Ledger, second: Ledger) -> bool:
+    """Whether both print the same bytes of weights in all, to the digits."""
+    sums, open_digits = [], 0
+    for ledger in (first, second):
+        weights = [entry for entry in ledger.entries if entry.bucket in ("weights", "experts")]
+        sums.append(sum(entry.bytes for entry in weights))
+        open_digits += sum(entry.resolution for entry in weights)
+    return min(sums) > 0 and abs(sums[0] - sums[1]) <= open_digits
 
 
 def _models(first: Deployment, second: Deployment) -> list[Change]:
