@@ -275,10 +275,11 @@ def representative(shape: ModelShape, placement: Placement) -> list[int]:
     for tensor, label in zip(shape.tensors, placement.tensors, strict=False):
         if tensor.name.startswith("blk."):
             number, _, rest = tensor.name[4:].partition(".")
-            if (
-                number.isdigit() and int(number) < len(placement.layers) and label != placement.layers[int(number)]
-            ) or (label == "host" and number.isdigit()):
-                away.setdefault(int(number), []).append((rest, label, tensor.bytes))
+            if not (number.isascii() and number.isdigit() and len(number) < 8):
+                continue
+            layer = int(number)
+            if label == "host" or (layer < len(placement.layers) and label != placement.layers[layer]):
+                away.setdefault(layer, []).append((rest, label, tensor.bytes))
     signs: list[object] = [
         (layer, placement.layers[index], tuple(away.get(index, ())), index == len(shape.layers) - 1)
         for index, layer in enumerate(shape.layers)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pytest_vram.errors import BadInput
@@ -269,3 +270,7 @@ def test_repeats_are_left_out(tmp_path: Path) -> None:
     model = recipes.llama(layers=40, types=Q4).write(tmp_path / "model.gguf")
     shape = estimating.load(model)
     assert compute.representative(shape, placement.place(shape, LlamaOptions())) == [0, 1, 2, 3, 4, 5, 39]
+    # A digit that is none to `int` numbers no block: a tensor of such a name belongs to none.
+    other = msgspec.structs.replace(shape.tensors[0], name="blk.².attn_q.weight")
+    strange = msgspec.structs.replace(shape, tensors=(*shape.tensors, other))
+    assert compute.representative(strange, placement.place(strange, LlamaOptions())) == [0, 1, 2, 3, 4, 5, 39]
