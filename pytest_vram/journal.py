@@ -139,16 +139,18 @@ class Journal:
                         continue
                     try:
                         record = decoder.decode(line)
-                    except msgspec.DecodeError:
+                    except (msgspec.DecodeError, RecursionError):  # the latter: nested without end
                         self.torn += 1
                         if number == 1:
                             raise BadInput(f"{self.path} is not a journal: its first line is not JSON") from None
                         continue
-                    if record.get("v") != VERSION or not isinstance(record.get("t"), int) or "kind" not in record:
+                    if record.get("v") != VERSION:
                         raise BadInput(
                             f"{self.path}, line {number}: not a line of journal format {VERSION}"
                             f" (found v={record.get('v')!r})"
                         )
+                    if type(record.get("t")) is not int or not isinstance(record.get("kind"), str):
+                        raise BadInput(f"{self.path}, line {number}: no line of a journal: it lacks `t` or `kind`")
                     yield record
         except OSError as error:
             raise BadInput(f"{self.path} cannot be read: {error.strerror}") from None

@@ -59,7 +59,7 @@ class Boots:
             return False
         if self._prefixed and line.prefix is None:
             return False  # somebody's text in a message of several lines
-        if line.process is not None and line.process.isdigit():
+        if line.process is not None and line.process.isascii() and line.process.isdigit():
             return False  # the child of a router, beside others
         boot = self._grammar.boot()
         return boot.failure is not None or (boot.ready if again else len(boot.phases) > 1)

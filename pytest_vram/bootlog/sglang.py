@@ -135,7 +135,7 @@ class Sglang(PythonServer):
             elif fact == "memory_share":
                 self._share(word)
             elif fact in _COUNTS:
-                if word.isdigit() and len(word) <= 12:
+                if word.isascii() and word.isdigit() and len(word) <= 12:
                     self._facts[fact] = int(word)
                     if fact in _SIZES:
                         self._ranks.sizes[_SIZES[fact]] = int(word)

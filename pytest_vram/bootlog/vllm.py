@@ -162,7 +162,7 @@ class Vllm(PythonServer):
         elif fact == "dtype":
             self._facts[fact] = word.removeprefix("torch.")
         elif fact in _COUNTS or fact == "batch_tokens":
-            if word.isdigit() and len(word) <= 12:
+            if word.isascii() and word.isdigit() and len(word) <= 12:
                 self._facts[fact] = int(word)
                 if fact in _SIZES:
                     self._ranks.sizes[_SIZES[fact]] = int(word)
@@ -372,8 +372,8 @@ class Vllm(PythonServer):
 
     def _precheck(self, match: re.Match[str], text: str) -> Failure:
         device, free, total, share, wanted = match.groups()
-        if device is not None and (number := device.rpartition(":")[2]).isdigit() and len(number) < 5:
-            self._failed_index = int(number)
+        if device is not None and (index := _count(device.rpartition(":")[2])) is not None and index < 10_000:
+            self._failed_index = index
             self._ranks.are(device)
         self._card(total, share, wanted)
         self._facts["free_bytes"] = _whole(free)
@@ -554,7 +554,7 @@ def _whole(number: str) -> int:
 
 def _count(number: str) -> int | None:
     digits = number.replace(",", "")
-    return int(digits) if digits.isdigit() and len(digits) <= 18 else None
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else None
 
 
 def _largest_share(free: str, total: str) -> float | None:

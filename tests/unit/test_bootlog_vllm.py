@@ -353,3 +353,11 @@ def test_context_that_was_made_to_fit() -> None:
     )
     assert (found.facts["context"], found.facts["context_reduced_from"]) == (36000, 131072)
     assert "reduced from 131072 to 36000" in found.warnings[0]
+
+
+def test_digits_that_are_none() -> None:
+    """Characters that are digits to Unicode alone are no numbers, wherever the engine prints one."""
+    config = "INFO 09-28 15:47:24 [core.py:58] Initializing a V1 LLM engine (v0.9.0) with config: model='m'"
+    text = f"{config}, max_seq_len=\u00b2, tensor_parallel_size=\u00b2, max_num_seqs=\u0663\nreserved: \u00b2\n"
+    boot = read(text, engine="vllm")
+    assert not {"tensor_parallel", "slots", "context"} & set(boot.facts)

@@ -113,3 +113,15 @@ def test_formats_that_are_not_there(name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     assert report.suffix_of("a/b.json") == ".json"
     assert set(report.formats()) == {".json"}
+
+
+def test_a_journal_with_a_line_that_never_ends_nesting(tmp_path: Path) -> None:
+    """A line that is nested without end is a torn one, and one without a time is told for what it lacks."""
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b'{"v":1,"t":1,"kind":"run"}\n{"v":1,"t":2,"x":' + b"[" * 200_000 + b"]" * 200_000 + b"}\n")
+    read = journal.Journal(path)
+    assert [line["kind"] for line in read] == ["run"]
+    assert read.torn == 1
+    path.write_bytes(b'{"v":1,"t":true,"kind":"run"}\n')
+    with pytest.raises(BadInput, match="lacks `t` or `kind`"):
+        list(journal.Journal(path))
