@@ -12,6 +12,8 @@ from pytest_vram.units import mib
 
 _HOST = "host"
 _PROMPT_CACHE = 8 << 30
+#: What the reader of a log notes where it was the machine that ran out, and no limit of a container or a service.
+_WHOLE = "the host's memory ran out"
 
 
 def of_log(boot: Boot, failure: Failure) -> tuple[Advice, ...]:
@@ -29,6 +31,12 @@ def _advice(boot: Boot, failure: Failure) -> Iterator[Advice]:
     if "mlock" in word and (facts.get("mlock") is True or "mlock" in str(facts.get("load_mode", ""))):
         why = "locked pages can neither be dropped nor swapped out, so that every other program has less"
         yield _rule(word["mlock"].setting, "on", "off", why, "", word["mlock"].flag, "no `mlock` in the log", failure)
+    if "mmap" in word and facts.get("mmap") is False and boot.engine != "ollama":
+        why = "a mapped file's pages can be dropped and read again; what is read into buffers must stay"
+        flag = "without --no-mmap"
+        proof = "`CPU_Mapped model buffer size`"
+        cost = "nothing, where the CPU does not need the weights in another order"
+        yield _rule(word["mmap"].setting, "off", "on", why, cost, flag, proof, failure)
     mapped = sum(size for name, size in held.items() if "Mapped" in name)
     copied = sum(size for name, size in held.items() if "REPACK" in name or "AMX" in name)
     if "mmap" in word and mapped and copied:
@@ -76,8 +84,13 @@ def _advice(boot: Boot, failure: Failure) -> Iterator[Advice]:
         cost = "the device holds more"
         proof = "`offloaded N/` in the line about layers"
         yield _rule(word["layers"].setting, now, "more", why, cost, flag, proof, failure)
+    if _WHOLE in (failure.note or ""):
+        why = f"every program shares it ({failure.note})"
+        yield _rule("other programs", "running", "ended", why, "", "", "more `available` in `free -m`", failure)
+        return
     why = f"the host has a limit of its own ({failure.note or failure.text})"
-    yield _rule("memory limit", "", "a higher one", why, "", "docker run --memory, systemd MemoryMax=", "", failure)
+    flag = "docker run --memory, systemd MemoryMax="
+    yield _rule("memory limit", "not printed", "a higher one", why, "", flag, "", failure)
 
 
 def _rule(

@@ -70,7 +70,27 @@ def of_log(boot: Boot, failure: Failure) -> tuple[Advice, ...]:
         ),
     )
     saving = [rows[name] for name in names if rows[name].effect == "saves"]
-    return (*_together(log, saving), *(rows[name] for name in names if rows[name].effect == "nothing"))
+    return (*_driver(log), *_together(log, saving), *(rows[name] for name in names if rows[name].effect == "nothing"))
+
+
+def _driver(log: Log) -> Iterator[Advice]:
+    """Layers were said to go to a device, and nothing of the model is on one: the device itself is what is wrong."""
+    if log.facts.get("layers_on_device_real") != 0 or not log.fact("layers_offloaded") or log.held.get("weights"):
+        return
+    if log.failure.bucket in ("weights", "experts"):
+        return
+    yield Advice(
+        setting="driver",
+        before="not in use",
+        after="working",
+        effect="saves",
+        why="layers were said to be on the device, and no buffer of the model is: look first at why it did not start",
+        device=log.device,
+        bucket=log.failure.bucket,
+        source="rule",
+        cost="none of the settings below matters before",
+        proof="a `model buffer size` line of the device",
+    )
 
 
 def absurd(failure: Failure) -> bool:

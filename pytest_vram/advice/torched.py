@@ -15,10 +15,86 @@ _ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
 def of_log(boot: Boot, failure: Failure) -> tuple[Advice, ...]:
     """What to change, the setting of the bucket that failed first."""
+    if failure.bytes is not None and failure.free is not None and failure.free >= failure.bytes:
+        return tuple(_no_shortage(failure))
+    if failure.bucket == "other" and failure.certainty == "certain":
+        return tuple(_training(failure))
     made = list(_advice(boot, failure))
     weights = failure.bucket in ("weights", "experts") or failure.phase == "weights"
     first = "weights" if weights else failure.bucket or "kv"
     return tuple(sorted(made, key=lambda one: (one.effect != "saves", one.bucket != first)))
+
+
+def _no_shortage(failure: Failure) -> Iterator[Advice]:
+    """More was free than was asked for: no smaller setting is about that."""
+    free, size = mib(failure.free or 0), mib(failure.bytes or 0)
+    said = f"{free} were free and {size} were refused: something else than the device's size holds it back"
+    causes = "such as a limit of the process or of WSL, or a program that took memory at that moment"
+    proof = "the same allocation alone, in a new process"
+    yield _rule(failure, "limits of the process", "none", f"{said}, {causes}", proof=proof)
+    why = f"{free} were free: {size} are not short of memory"
+    for setting in ("batch_size", "cache_implementation", "max_new_tokens", "quantization_config"):
+        yield _useless(failure, setting, why)
+
+
+def _training(failure: Failure) -> Iterator[Advice]:
+    """Gradients and an optimizer's state: settings of serving have no part in it."""
+    for setting, after, why, cost, flag in (
+        (
+            "per_device_train_batch_size",
+            "1",
+            "activations of every sequence of a batch are kept until the step back",
+            "slower steps; gradient_accumulation_steps keeps the size of a batch",
+            "per_device_train_batch_size=1, gradient_accumulation_steps=N",
+        ),
+        (
+            "gradient_checkpointing",
+            "on",
+            "activations are computed again in place of being kept",
+            "steps take about a third longer",
+            "gradient_checkpointing=True",
+        ),
+        (
+            "optim",
+            "8 bits",
+            "an optimizer of Adam's kind keeps two more values for each weight",
+            "a little accuracy, and the package bitsandbytes",
+            'optim="adamw_bnb_8bit"',
+        ),
+    ):
+        yield _rule(failure, setting, after, why, cost=cost, flag=flag, proof="`torch.cuda.max_memory_allocated()`")
+    yield _useless(failure, "cache_implementation", "a step of training keeps no KV cache")
+
+
+def _rule(
+    failure: Failure, setting: str, after: str, why: str, *, cost: str = "", flag: str = "", proof: str = ""
+) -> Advice:
+    return Advice(
+        setting=setting,
+        before="not printed",
+        after=after,
+        effect="saves",
+        why=why,
+        device=failure.device,
+        bucket=failure.bucket,
+        source="rule",
+        cost=cost,
+        flag=flag,
+        proof=proof,
+    )
+
+
+def _useless(failure: Failure, setting: str, why: str) -> Advice:
+    return Advice(
+        setting=setting,
+        before="not printed",
+        after="another",
+        effect="nothing",
+        why=why,
+        device=failure.device,
+        enough=False,
+        source="engine-log",
+    )
 
 
 def _advice(boot: Boot, failure: Failure) -> Iterator[Advice]:

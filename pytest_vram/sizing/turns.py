@@ -3,7 +3,8 @@
 On the host the mapped file goes first, which costs nothing. The order is then that in which a user should give things
 up: weights (a smaller quantisation), the type of the KV cache, slots, context, experts to the CPU, layers to the CPU,
 and only then a KV cache of four bits, as in a plan. The first change that is enough alone is named, else the one that
-saves most. The whole list, with what else can be turned, is :mod:`pytest_vram.advice`.
+saves most; the last two, which save most where everything is given up, only where nothing else saves anything. The
+whole list, with what else can be turned, is :mod:`pytest_vram.advice`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from pytest_vram.spec import Limits
 
 __all__ = ["STEP", "Predict", "first", "holds", "largest", "requantised", "smallest"]
 
+#: Setting and type of the last resort among caches.
+_FOUR_BITS = ("cache-type-k, cache-type-v", CACHE_TYPES[-1])
+
 Predict = Callable[[ModelShape, LlamaOptions], Estimate]
 
 
@@ -34,6 +38,7 @@ def first(shape: ModelShape, options: LlamaOptions, judged: Verdict, limits: Lim
         return verdict(predict(shape, options), limits, reserve=judged.reserve).fits == "yes"
 
     best: Turn | None = None
+    late: Turn | None = None
     for change in _changes(shape, options, judged.device, fits):
         try:
             after = predict(*change.applied(shape, options))
@@ -54,9 +59,11 @@ def first(shape: ModelShape, options: LlamaOptions, judged: Verdict, limits: Lim
         )
         if enough:
             return turn
-        if best is None or turn.saves > best.saves:
+        if turn.setting == "n-gpu-layers" or (turn.setting, change.fields.get("cache_type_k")) == _FOUR_BITS:
+            late = turn if late is None or turn.saves > late.saves else late
+        elif best is None or turn.saves > best.saves:
             best = turn
-    return best
+    return best or late
 
 
 def _changes(shape: ModelShape, options: LlamaOptions, device: str, fits: changes.Fits) -> Iterator[Change]:

@@ -202,11 +202,19 @@ def test_four_bits_of_cache_are_turned_last(shapes: Callable[[str], ModelShape])
 
 
 def test_what_saves_most_where_nothing_is_enough(shapes: Callable[[str], ModelShape]) -> None:
-    """A budget below the compute buffers is out of reach of any single change, and the largest saving is named."""
+    """A budget below the compute buffers is out of reach of any single change, and the largest saving is named.
+
+    Giving up the device saves most of all, and is named only where nothing else saves anything.
+    """
     turn = first(shapes("q4"), "50MB", ctx_size=8192, parallel=1, device="CUDA0")
     assert turn is not None
     assert not turn.enough
-    assert turn.setting == "n-gpu-layers"
+    assert turn.setting == "ctx-size"
+    only = first(
+        shapes("q4"), "50MB", ctx_size=256, parallel=1, device="CUDA0", cache_type_k="q4_0", cache_type_v="q4_0"
+    )
+    assert only is not None
+    assert only.setting == "n-gpu-layers"
 
 
 def test_a_longer_context_than_named_does_not_fit(shapes: Callable[[str], ModelShape]) -> None:
