@@ -29,7 +29,7 @@ def decode(data: bytes, *, origin: str = "the report") -> RunReport:
     """
     try:
         found = msgspec.json.decode(data, type=RunReport)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadInput(f"{origin} is not a run report: {error}") from None
     if found.format != FORMAT:
         raise BadInput(f"{origin} has format {found.format!r}; this version reads {FORMAT!r}")
