@@ -52,7 +52,8 @@ def test_round_trip() -> None:
 
 @pytest.mark.parametrize(
     ("data", "words"),
-    [(b"{}", "is not a run report"), (b"nope", "is not a run report"), (b"", "is not a run report")],
+    [(part, "is not a run report") for part in (b"{}", b"nope", b"", b'{"x":' + b"[" * 100_000, b'{"run": "\xff"}')],
+    ids=["no fields", "no JSON", "empty", "deep", "no text"],
 )
 def test_not_a_report(data: bytes, words: str) -> None:
     """What is not a report is refused with its origin."""
