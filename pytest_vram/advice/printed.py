@@ -88,7 +88,6 @@ def _driver(log: Log) -> Iterator[Advice]:
         device=log.device,
         bucket=log.failure.bucket,
         source="rule",
-        cost="none of the settings below matters before",
         proof="a `model buffer size` line of the device",
     )
 

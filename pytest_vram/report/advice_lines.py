@@ -107,7 +107,9 @@ def _bytes(one: Advice) -> str:
 
 def saved(saving: Saving) -> str:
     """Bytes of a saving."""
-    return mib(saving.bytes) if saving.upper == saving.bytes else f"{mib(saving.bytes)} to {mib(saving.upper)}"
+    if saving.upper == saving.bytes:
+        return mib(saving.bytes)
+    return f"at most {mib(saving.upper)}" if saving.bytes == 0 else f"{mib(saving.bytes)} to {mib(saving.upper)}"
 
 
 def _wrapped(text: str, width: int, *, indent: int = 0, hang: int | None = None) -> list[str]:

@@ -11,7 +11,7 @@ from pytest_vram.advice.goal import missing
 from pytest_vram.advice.records import first_sufficient
 from pytest_vram.bootlog.boot import Failure
 from pytest_vram.ledger import Entry
-from pytest_vram.report.advice_lines import advice_lines, change, ranked_lines
+from pytest_vram.report.advice_lines import advice_lines, change, ranked_lines, saved
 from pytest_vram.settings import parse_budget
 from pytest_vram.sizing import estimating, llama_cpp, llama_options, turns
 from pytest_vram.sizing.llama_options import Given
@@ -112,6 +112,19 @@ def test_a_long_list_is_cut() -> None:
     ]
     assert "  3 more with --json" in told
     assert not [line for line in ranked_lines(changes(5)) if "more with" in line]
+
+
+@pytest.mark.parametrize(
+    ("saving", "text"),
+    [
+        (Saving(bytes=2 * MIB), "2.00 MiB"),
+        (Saving(bytes=MIB, at_most=2 * MIB), "1.00 MiB to 2.00 MiB"),
+        (Saving(bytes=0, at_most=2 * MIB), "at most 2.00 MiB"),
+    ],
+)
+def test_savings_in_words(saving: Saving, text: str) -> None:
+    """A least that is not known is no figure."""
+    assert saved(saving) == text
 
 
 def test_one_reason_is_said_once() -> None:
