@@ -199,10 +199,10 @@ class Start(NamedTuple):
 #: Engine → its first lines, where it has some that it prints once.
 STARTS: dict[str, Start] = {
     "llama-server": Start(
-        ("build", "KoboldCpp"),
+        ("build", "KoboldCpp", "verbosity = "),
         re.compile(
             r"^(?:\w+ +)?(?:\w+: )*build(?: =|:|) \d+ \([0-9a-f]{5,40}\)|^(?:INFO )?\[ *main\] build info\b"
-            r"|^Welcome to KoboldCpp",
+            r"|^Welcome to KoboldCpp|\bverbosity = \d{1,2} \(adjust with ",  # the first words at the default verbosity
             re.ASCII,
         ),
     ),

@@ -57,6 +57,8 @@ class LlamaCpp:
                 self._process(self._current).kill(kill, self._line)
             return None
         process = self._process(line.process)
+        if process.said_again(line):
+            return None
         loads = process.loads
         phase = process.take(line, self._line)
         if process.loads is not loads or self._current not in self._processes:

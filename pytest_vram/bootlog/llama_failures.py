@@ -43,13 +43,16 @@ def _refusal(pattern: str, bucket: str | None = None, *, host: bool = False) -> 
 
 _NUMBER = r"(?P<number>\d{1,12}(?:\.\d{1,4})?) (?P<unit>[KMG]i?B)"
 _BYTES = r"(?P<bytes>\d{1,19})"
+#: To the byte, unless the line was cut before it; a size in MiB is another message's.
+_OF_SIZE = r"buffer of size(?: " + _BYTES + r"(?![\d.])(?! [KMG]i?B)| *$)"
 _REFUSALS = (
     # buffer type and size to the byte: the best of them
-    _refusal(r"failed to allocate (?P<device>\S+) buffer of size " + _BYTES),
+    _refusal(r"failed to allocate (?!output )(?P<device>\S+) " + _OF_SIZE),
     _refusal(r"allocating " + _NUMBER + r" on device (?P<cuda>\d{1,4}): (?P<call>\w+) failed"),
     _refusal(r"failed to allocate (?P<device>\S+) buffer for layer \d+ \(" + _BYTES + " bytes"),
-    _refusal(r"failed to allocate (?:(?:CSA/LID|HCA) )?buffers? for (?:kv|rs|KV|DSV4|per-step|layer)\b", "kv"),
-    _refusal(r"failed to allocate buffer for (?:kv|rs) cache|failed to allocate memory for kv cache", "kv"),
+    _refusal(r"failed to allocate (?:(?:CSA/LID|HCA) )?buffers? for (?:kv|KV|DSV4|per-step|layer)\b", "kv"),
+    _refusal(r"failed to allocate buffers? for (?:rs|recurrent)\b", "recurrent"),
+    _refusal(r"failed to allocate memory for kv cache", "kv"),
     _refusal(r"failed to allocate buffer for lora adapter", "lora"),
     _refusal(r"failed to allocate (?:compute (?:\w+ )?buffers?|graph\b(?!,))", "compute"),
     _refusal(r"failed to allocate output buffer of size " + _NUMBER, "compute"),
@@ -58,7 +61,7 @@ _REFUSALS = (
     _refusal(r"Failed to allocate buffer type (?P<device>\S+)", "weights"),
     _refusal(r"failed to allocate Metal buffer of " + _BYTES + " bytes"),
     # only the host's own allocators name no buffer type
-    _refusal(r"failed to allocate (?:HBM )?buffer of size " + _BYTES, host=True),
+    _refusal(r"failed to allocate (?:HBM )?" + _OF_SIZE, host=True),
     _refusal(r"error: failed to allocate buffer, size = +" + _NUMBER),
     _refusal(r"insufficient memory \(attempted to allocate +" + _NUMBER, host=True),
     _refusal(r"can't allocate " + _BYTES + " Bytes of memory on host", host=True),
@@ -77,7 +80,7 @@ _HARMLESS = re.compile(
     r"pinned memory|memory for prompt cache state|reorder temp buffer|host buffer for async uploads|using host memory"
     r"|failed to allocate graph, reserving|failed to allocate context"
 )
-_CURRENT_DEVICE = re.compile(r"^ *current device: (\d{1,4}), in function (\S{1,200})", re.ASCII)
+_CURRENT_DEVICE = re.compile(r"^ *current device: (\d{1,4})(?:, in function \S{1,200}| *$)", re.ASCII)
 
 _PORT = re.compile(r"couldn't bind\b.*|address already in use", re.IGNORECASE)
 _OPTION = re.compile(
@@ -89,10 +92,15 @@ _LOAD = re.compile(
     r"|error loading model:(?! llama_model_loader: failed to load).*"
     r"|unknown model architecture.*|V cache quantization requires .*|requires flash_attn.*"
     r"|failed to initialize the context: .*|failed to load model.*|error loading model.*|failed to create context.*"
-    r"|failed to load (?:draft model|LoRA adapter|multimodal model|CLIP model).*|failed to apply lora adapter.*"
+    r"|[Ff]ailed to load (?:draft model|LoRA adapter|multimodal model|CLIP model).*|failed to apply lora adapter.*"
     r"|failed to load mmproj.*|failed to create MTP context.*|model is corrupted or incomplete.*"
     r"|failed to read key-value pairs.*|failed to read tensor (?:info|data).*|unable to load model\b.*"
     r"|Could not load (?:text )?model: .*|error: unable to load model.*"
+)
+#: Whose part it was that could not be made.
+_PARTS = (
+    ("projector", re.compile(r"\bCLIP model\b|\bmultimodal model\b|\bmmproj\b")),
+    ("draft", re.compile(r"\bdraft model\b|\bMTP context\b")),
 )
 _CRASH = re.compile(
     r"GGML_ASSERT(?:\(|: ).*|Remote RPC server crashed.*|terminate called .*"
@@ -122,7 +130,8 @@ def sign(text: str) -> Sign | None:
     if match := (_CRASH.search(text) or _ABORT.match(text)):
         return Sign("crash", match[0])
     if match := _LOAD.search(text):
-        return Sign("load_error", match[0])
+        part = next((part for part, pattern in _PARTS if pattern.search(match[0])), None)
+        return Sign("load_error", match[0], bucket=part)
     return None
 
 

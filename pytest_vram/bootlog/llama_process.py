@@ -47,6 +47,8 @@ _BARE = ("error", "warning", "CUDA error", "ROCm error", "HIP error", "MUSA erro
 _BARE_ENDS = ("  what():", "Killed", "Segmentation fault", "ggml_", "  current device:")
 _IMAGE = re.compile(r"\b(?:encoding|processing) (?:image|audio|mtmd|\w{1,20} slice)\b")
 _IMAGE_DONE = re.compile(r"\b(?:image|audio|slice|batch)\w* (?:encoded|processed|decoded|encoding done)\b")
+#: Said of a real load only.
+_BEYOND_TRIAL = re.compile(r"\bwarming up the model\b|\binitializing slots\b|\ball slots are idle\b")
 #: Said before a model is loaded once more: by the server, or by another process, which first looks for its devices.
 _ANNOUNCED = re.compile(
     r"\bloading model '|\bmain: loading model\b|\bexiting sleeping state\b"
@@ -101,8 +103,19 @@ class Process:
         self._request: Literal["prefill", "decode"] | None = None
         self._image = False
         self._doubted = False
+        self._last: tuple[float | None, str] = (None, "")
+        self._recovered: str | None = None  # the warning of a retry of which it is not known yet whether it helped
 
     # ------------------------------------------------------------ lines
+
+    def said_again(self, line: Line) -> bool:
+        """True for the report of a buffer that follows upon itself: a log to which two wrote.
+
+        No engine lists one device twice in a row: a second cache of it comes after the sum of the first.
+        """
+        again = self._last == (line.time, line.text) and "buffer size" in line.text
+        self._last = line.time, line.text
+        return again
 
     def take(self, line: Line, number: int) -> Phase | None:
         """Take a line with its number; the phase that it begins, or ``None``."""
@@ -239,13 +252,19 @@ class Process:
             if words[-2:] == ["=", "1"]:
                 self._no_alloc = True
             elif words[-2:] == ["=", "0"]:
-                self._no_alloc = self._fitting = False
+                self._end_of_trial()
         elif "fitting params to device memory" in text:
             self._fitting = True
         elif "fitting params to free memory took" in text:
-            self._fitting = self._no_alloc = False
+            self._end_of_trial()
+        elif self._dry and (_BEYOND_TRIAL.search(text) or _READY.search(text)):
+            self._end_of_trial()  # at the default verbosity nothing else says so
         if (self._dry or not self.loads) and llama_facts.is_about_fitting(text):
             self._warn(text)
+
+    def _end_of_trial(self) -> None:
+        self._fitting = self._no_alloc = False
+        self.story.trial_is_over()
 
     def _warn(self, text: str) -> None:
         text = shown(text)
@@ -364,7 +383,7 @@ class Process:
         if self._phase in ("stop", "ready"):
             return
         self.ready = True
-        self._clip = None
+        self._clip = self._recovered = None
         if self.story.is_known:
             self._warn(f"recovered: {self.story.text}")
             self.story.forget()
@@ -384,6 +403,7 @@ class Process:
             request=self._request,
             image=self._image,
             dry=self._dry,
+            projector=self._clip is not None,
             bare=bare,
         )
 
@@ -399,6 +419,10 @@ class Process:
         if sign is None:
             return
         self.story.tell(sign, self._where(bare=not prefixed), self._line)
+        if self._recovered is not None and self.story.is_refusal and not self._dry:
+            again = self._recovered.replace("recovered: ", "refused, and again after a retry: ", 1)
+            self.warnings = [again if warning == self._recovered else warning for warning in self.warnings]
+            self._recovered = None
         if sign.bucket == "compute" and not self._dry and not self.ready:
             self._advance("reserve")
 
@@ -411,7 +435,8 @@ class Process:
 
     def _recover(self, text: str) -> None:
         if self.story.is_refusal:
-            self._warn(f"recovered: {self.story.text}")
+            self._recovered = shown(f"recovered: {self.story.text}")
+            self._warn(self._recovered)
             self.story.forget()
         self._warn(text)
 

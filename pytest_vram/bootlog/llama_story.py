@@ -23,7 +23,7 @@ from pytest_vram.units import mib
 LARGEST_DEVICE = 288 * 10**9
 _REFUSED = ("out_of_memory", "host_out_of_memory")
 _BUCKET_OF = {"weights": "weights", "kv": "kv", "reserve": "compute", "warm-up": "compute"}
-_PHASE_OF = {"weights": "weights", "kv": "kv", "compute": "reserve"}
+_PHASE_OF = {"weights": "weights", "kv": "kv", "recurrent": "kv", "compute": "reserve"}
 _LONE = "weights, KV cache and compute buffers are refused in the same words, and nothing before this line tells which"
 
 
@@ -33,6 +33,7 @@ class Where(NamedTuple):
     :ivar known: lines of a boot came before, so that ``phase`` is more than the beginning of a log.
     :ivar cached: the context's KV cache was there. :ivar draft: a draft's model or context was being made.
     :ivar request: ``prefill`` or ``decode`` where a request was running. :ivar image: it brought an image.
+    :ivar projector: the encoder of images was being loaded.
     :ivar dry: in a trial run, which allocates nothing. :ivar bare: printed without the engine's own prefix, so that it
         may be what a user wrote.
     """
@@ -46,6 +47,7 @@ class Where(NamedTuple):
     image: bool = False
     dry: bool = False
     bare: bool = False
+    projector: bool = False
 
 
 class _Told(NamedTuple):
@@ -78,14 +80,18 @@ class Story:
     def tell(self, sign: Sign, where: Where, line: int) -> None:
         """Take a sign of a failure."""
         refused = sign.kind in _REFUSED
-        if where.dry and refused:
-            return  # a trial load allocates nothing that counts
         told = self._told
         fresh = _Told(sign, where, line, sign.bucket, sign.graph)
         if told is None or (told.where.dry and not where.dry) or (refused and told.sign.kind not in _REFUSED):
             self._told = fresh
         elif refused:
             self._told = self._merged(told, fresh)
+        elif self.is_refusal and sign.kind == "load_error" and sign.bucket is not None:
+            # only the consequence says whose buffer it was
+            if sign.bucket == "draft":
+                self._told = told._replace(where=told.where._replace(draft=True))
+            else:
+                self._told = told._replace(where=told.where._replace(projector=True), explicit=sign.bucket)
 
     @staticmethod
     def _merged(told: _Told, fresh: _Told) -> _Told:
@@ -126,6 +132,11 @@ class Story:
         if self._failure is not None and self._failure.certainty != "certain":
             self._failure = None
         return looked
+
+    def trial_is_over(self) -> None:
+        """What happened in a trial did not count: it allocates nothing. One without an end was none."""
+        if self._told is not None and self._told.where.dry:
+            self._told = None
 
     def forget(self) -> None:
         """It was not the end."""
@@ -203,6 +214,13 @@ def _placed(told: _Told) -> tuple[str | None, str | None, str, str | None]:
         if where.request is None and not where.image:
             when += "; the log does not say whether in prefill or decode"
         return ("prefill" if where.image else _serving(where)), taker, certainty, when
+    if where.projector:
+        return (
+            where.phase,
+            "projector",
+            "certain" if explicit == "projector" else "likely",
+            "while its model was loaded",
+        )
     note = "while the draft's part was made: the target's own buffers were there already" if where.draft else None
     if explicit is not None:
         return _PHASE_OF.get(explicit) or where.phase, "draft" if where.draft else explicit, "certain", note

@@ -154,3 +154,98 @@ def test_failure_of_the_engines_own_words() -> None:
     """A refused allocation in a line with the engine's prefix stays one, though the server went on."""
     found = boot(*(prefixed(part) for part in BOOTED), prefixed(REFUSED, level="E"), prefixed(SERVED[1]))
     assert found.failure is not None
+
+
+# ---------------------------------------------------------------- who says what
+
+
+def test_refusal_in_a_trial_without_an_end() -> None:
+    """At the default verbosity nothing ends the trial of --fit: memory that was refused after it is a real boot's."""
+    begin = ("log_info: verbosity = 3", "common_init_result: fitting params to device memory ...")
+    refused = failure(
+        *begin,
+        REFUSED,
+        "alloc_tensor_range: failed to allocate CUDA0 buffer of size 150994944",
+        "llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache",
+        "common_init_from_params: failed to create context with model 'a.gguf'",
+    )
+    assert (refused.kind, refused.bucket, refused.bytes) == ("out_of_memory", "kv", 150994944)
+    assert (refused.certainty, refused.device, refused.phase) == ("certain", "gpu0", "kv")
+    assert boot(*begin, REFUSED, "fitting params to free memory took 1 s", WEIGHTS).failure is None
+    ready = boot(*begin, "common_init_from_params: warming up the model with an empty run", "main: model loaded")
+    assert (ready.ready, ready.failure) == (True, None)
+
+
+def test_size_of_an_output_buffer() -> None:
+    """MiB are not taken for bytes, nor the word before "buffer" for a device."""
+    found = failure(
+        WEIGHTS,
+        CONTEXT,
+        "llama_context: failed to allocate output buffer of size 1200.00 MiB",
+        "llama_init_from_model: failed to initialize the context: failed to reserve initial output buffer",
+    )
+    assert (found.bytes, found.bucket, found.device) == (1200 * MIB, "compute", None)
+
+
+@pytest.mark.parametrize("end", ["150994944", ""])
+def test_line_that_was_cut(end: str) -> None:
+    """A line that was cut before its number still says that memory was refused, and where."""
+    found = failure(WEIGHTS, CONTEXT, f"alloc_tensor_range: failed to allocate CUDA0 buffer of size {end}".rstrip())
+    assert (found.kind, found.device, found.bytes) == ("out_of_memory", "gpu0", int(end) if end else None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "bucket", "certainty"),
+    [
+        (("failed to initialize the context: failed to allocate buffer for rs cache",), "recurrent", "certain"),
+        (("srv load_model: failed to load draft model, 'd.gguf'",), "draft", "likely"),
+        (("srv load_model: failed to create MTP context",), "draft", "likely"),
+        (("mtmd_init_from_file: error: Failed to load CLIP model from m.gguf",), "projector", "certain"),
+        (("srv load_model: failed to load multimodal model, 'm.gguf'",), "projector", "certain"),
+    ],
+)
+def test_whose_buffer_it_was(lines: tuple[str, ...], bucket: str, certainty: str) -> None:
+    """The line after a refused allocation says whose it was, which the words of the allocation itself do not."""
+    found = failure(WEIGHTS, CONTEXT, CACHE, REFUSED, *lines)
+    assert (found.kind, found.bucket, found.certainty) == ("out_of_memory", bucket, certainty)
+
+
+def test_projector_refused() -> None:
+    """What is refused while the encoder of images is loaded is its own, for certain only where a line says so."""
+    clip = "clip_ctx: CLIP using CUDA0 backend"
+    found = failure(*BOOTED[:-1], clip, REFUSED)
+    assert (found.bucket, found.certainty) == ("projector", "likely")
+
+
+def test_device_of_an_error_of_2023() -> None:
+    """The device in the line after an error, which in 2023 named no function."""
+    assert failure(WEIGHTS, CONTEXT, "CUDA error 2 at a.cu:7006: out of memory", "current device: 3").device == "gpu3"
+
+
+def test_retry_that_did_not_help() -> None:
+    """A retry without pipeline parallelism that was refused as well is no recovery."""
+    retry = "llama_init_from_model: compute buffer allocation failed, retrying without pipeline parallelism"
+    found = boot(WEIGHTS, CONTEXT, CACHE, REFUSED, retry, REFUSED)
+    assert found.failure is not None
+    assert not any(warning.startswith("recovered") for warning in found.warnings)
+    assert any(warning.startswith("refused, and again") for warning in found.warnings)
+
+
+def test_two_boots_at_the_default_verbosity() -> None:
+    """Without a line of the build a new process is known by the first thing that it says."""
+    first = "cmn  common_param: common_params_print_info: verbosity = 3 (adjust with the `-lv N` CLI arg)"
+    good, bad = prefixed("\n".join((first, *BOOTED))), prefixed("\n".join((first, WEIGHTS, CONTEXT)))
+    bad += "\n" + prefixed(REFUSED, level="E")
+    found = boot(good, bad)
+    assert (found.boots, found.ready, found.failure is not None) == (2, False, True)
+    again = boot(bad, good)
+    assert (again.boots, again.ready, again.failure) == (2, True, None)
+    assert not any("recovered" in warning for warning in again.warnings)
+
+
+def test_every_line_twice() -> None:
+    """A log to which two wrote, each line of it twice, takes what it takes once."""
+    lines = "\n".join(BOOTED).split("\n")
+    twice = boot(*(line for line in lines for _ in range(2)))
+    assert twice.buckets == boot(*BOOTED).buckets
+    assert not any("recovered" in warning for warning in twice.warnings)
