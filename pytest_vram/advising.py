@@ -206,7 +206,7 @@ def _of_boot(run: Run, error: BootFailed) -> Told:
         reason = str(problem).splitlines()[0]
     free = _free(run, boot.failure)
     made = advice.of_boot(boot, shape=shape, options=options, free=free)
-    return Told(advice=made, reason=None if made else reason)
+    return Told(advice=made, reason=None if made else reason or advice.reason(boot))
 
 
 def _free(run: Run, failure: Failure) -> dict[str, int]:

@@ -114,7 +114,9 @@ class Log:
         self.held = held
         self.sure = failure.certainty == "certain"
         later = "draft" in held or any(name.startswith(("draft", "mmproj", "projector")) for name in boot.facts)
-        self.last = failure.bucket == "compute" and self.sure and not later
+        done = {entry.device for entry in boot.entries if entry.bucket == "compute"}
+        others = [label for label in self.cards if label != self.device and label not in done]
+        self.last = failure.bucket == "compute" and self.sure and not later and not others
         self.free = self._free()
         #: Settings whose least saving is known by what was printed.
         self.proven: set[str] = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shlex
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from hypothesis import HealthCheck, given, settings
@@ -148,3 +149,66 @@ def test_a_goal_of_nothing_is_reached_by_everything(tmp_path: Path) -> None:
     shape = estimating.load(one.recipe.write(tmp_path / "model.gguf"))
     advice = advise(shape, {"device": "RPC0", "ctx-size": 4096}, missing("gpu0", 0))
     assert {row.enough for row in advice if row.effect == "saves"} == {True}
+
+
+_FACTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "context": st.integers(0, 1 << 20),
+        "slots": st.integers(0, 64),
+        "ubatch": st.integers(0, 8192),
+        "layers": st.integers(0, 100),
+        "layers_offloaded": st.integers(0, 101),
+        "layers_offloadable": st.integers(0, 101),
+        "kv_layers": st.integers(0, 100),
+        "kv_cells_sliding": st.integers(0, 4096),
+        "kv_bytes": st.integers(0, 1 << 36),
+        "experts": st.integers(0, 256),
+        "pipeline_copies": st.integers(0, 4),
+        "cache_type_k": st.sampled_from(["f16", "f32", "q8_0", "q4_0", "unheard_of"]),
+        "flash_attention": st.sampled_from(["enabled", "disabled"]),
+        "fit_free_bytes": st.integers(0, 1 << 37),
+        "devices_free_bytes": st.lists(st.integers(0, 1 << 37), max_size=2),
+        "free_bytes": st.just({"gpu0": 1 << 33}),
+        "parameters": st.integers(0, 1 << 40),
+        "model_bytes": st.integers(0, 1 << 40),
+    },
+)
+_BUCKETS = st.sampled_from(["weights", "kv", "recurrent", "compute", "projector", "draft"])
+
+
+@given(
+    facts=_FACTS,
+    held=st.lists(st.tuples(_BUCKETS, st.integers(0, 1 << 35)), max_size=5),
+    bucket=st.none() | _BUCKETS,
+    asked=st.none() | st.integers(0, 1 << 36),
+    free=st.none() | st.integers(0, 1 << 37),
+    engine=st.sampled_from(["llama-server", "ollama", "koboldcpp", "ik_llama"]),
+)
+@settings(max_examples=150)
+def test_enough_is_only_what_the_log_proves(
+    facts: dict[str, Any], held: list[Any], bucket: Any, asked: int | None, free: int | None, engine: str
+) -> None:
+    """Whatever a log says, no change is called enough that leaves less than 64 MiB by its smallest figure."""
+    entries = tuple(Entry(bucket=name, device="gpu0", bytes=size, source="engine-log") for name, size in held)
+    refused = Failure(
+        kind="out_of_memory", certainty="certain", text="", bucket=bucket, device="gpu0", bytes=asked, free=free
+    )
+    log = Boot(
+        engine=engine, era="2026", evidence="partial", entries=entries, devices={"gpu0": "CUDA0"}, facts=facts,
+        failure=refused,
+    )  # fmt: skip
+    listed = facts.get("devices_free_bytes", ())
+    named = [free, facts.get("fit_free_bytes") or None, facts.get("free_bytes", {}).get("gpu0")]
+    smallest = min((one for one in (*named, *listed[: len(listed) == 1]) if one is not None), default=None)
+    for one in of_boot(log):
+        if one.saves_bytes is not None:
+            assert 0 <= one.saves_bytes.bytes <= one.saves_bytes.upper
+        if one.enough or one.enough_after:
+            assert bucket == "compute"
+            assert asked is not None
+            assert smallest is not None
+        if one.enough:
+            assert one.saves_bytes is not None
+            allocated = sum(size for _, size in held)
+            assert allocated + asked - one.saves_bytes.bytes + (64 << 20) <= smallest

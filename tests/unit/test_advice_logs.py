@@ -419,6 +419,19 @@ def test_the_smallest_figure_of_what_was_free_decides() -> None:
     assert int(saving(of_boot(listed))["ctx-size"].after) < int(context.after)
 
 
+def test_what_comes_later_keeps_a_change_from_being_enough() -> None:
+    """Compute buffers of another card, a draft model, an encoder of images: they may be refused as well."""
+    asked = failed("compute", 600, free=(1024 + 600 - 300) * MIB, phase="reserve")
+    log = boot(entry("kv", 1024), failure=asked, **CACHE)
+    assert saving(of_boot(log))["ctx-size"].enough is True
+    two = msgspec.structs.replace(log, devices={"gpu0": "CUDA0", "gpu1": "CUDA1", "host": "CPU"})
+    assert saving(of_boot(two))["ctx-size"].enough is None
+    done = msgspec.structs.replace(two, entries=(*two.entries, entry("compute", 500, "gpu1")))
+    assert saving(of_boot(done))["ctx-size"].enough is True
+    drafts = msgspec.structs.replace(log, facts={**log.facts, "draft_kv_bytes": 5})
+    assert saving(of_boot(drafts))["ctx-size"].enough is None
+
+
 def test_a_shortage_that_cannot_be_is_none() -> None:
     """Free minus held exceeds the request: something else took it, and the whole request is what was not there."""
     log = boot(entry("kv", 1024), failure=failed("compute", 600, free=2000 * MIB, phase="reserve"), **CACHE)
