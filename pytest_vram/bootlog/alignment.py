@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -308,7 +309,7 @@ def _by_ramp(boot: Boot, series: Mapping[str, Series]) -> _Steps | None:
     lowest, highest = float("-inf"), float("inf")
     before: dict[str, int] = {}
     for label, one in series.items():
-        here = narrowed(one, levels(boot, label), starts) if one.times else ()
+        here = narrowed(one, levels(boot, label), starts, remote=_remote(boot, label)) if one.times else ()
         if len(here) != 1:
             return None
         before[label] = here[0].base
@@ -317,6 +318,10 @@ def _by_ramp(boot: Boot, series: Mapping[str, Series]) -> _Steps | None:
         return None
     slack = (highest - lowest) / 2
     return _Steps({}, before, Shift((lowest + highest) / 2, slack, f"by the rise of the memory, to ±{slack:.2g} s"))
+
+
+def _remote(boot: Boot, label: str) -> bool:
+    return boot.devices.get(label, "").startswith("RPC")
 
 
 def _no_fit(boot: Boot, series: Mapping[str, Series], several: bool) -> str:
@@ -334,13 +339,15 @@ def _shift_of(boot: Boot, found: Mapping[str, tuple[Series, Fit, tuple[Level, ..
     """A level is reached between two samples, and in its phase: every step narrows down where the log lies."""
     lowest, highest = float("-inf"), float("inf")
     spans = {span.name: span for span in boot.phases}
-    for series, fit, _ in found.values():
+    following = {span.name: after for span, after in itertools.pairwise(boot.phases)}
+    for label, (series, fit, _) in found.items():
         for phase, (first, _, _) in fit.reached.items():
             span = spans[phase]
             if span.start is None:
                 continue
             if first:
-                end = span.end if span.end is not None else float("inf")
+                over = following.get(phase, span) if _remote(boot, label) else span
+                end = over.end if over.end is not None else float("inf")
                 lowest = max(lowest, series.times[first - 1] - end)
             highest = min(highest, series.times[first] - span.start)
     if not lowest <= highest or lowest == float("-inf") or highest == float("inf"):

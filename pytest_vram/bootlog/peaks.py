@@ -19,6 +19,8 @@ from pytest_vram.units import MIB, mib
 Part = Literal["weights", "later", "unknown"]
 #: Phases at whose end no more than the weights is there.
 _LOADING: tuple[Phase, ...] = ("start", "weights")
+#: Later buckets that are held in full, however little was written to them.
+_CACHE: tuple[Bucket, ...] = ("kv", "recurrent")
 _OF_WEIGHTS: tuple[Bucket, ...] = ("weights", "experts", "projector", "lora")
 _LATER: tuple[Bucket, ...] = ("kv", "recurrent", "compute", "context", "other")
 #: Figures that differ by no more, or by a hundredth, are those of one moment: nvidia-smi rounds to whole MiB.
@@ -233,11 +235,10 @@ def _composed(boot: Boot, label: str, seen: _Seen, where: list[PhaseSpan], top: 
     grounds = [f"{mib(seen.before)} were held before the boot"] if seen.before else []
     printed = _sum(boot, label, _OF_WEIGHTS)
     if seen.stood is not None and seen.before is not None:
-        least, most, told = _loaded(seen.stood, seen.before, top, printed)
+        least, most, told = _loaded(seen.stood, seen.before, top, printed, _sum(boot, label, _CACHE))
     elif printed and seen.before is not None and top - seen.before >= printed:
         # what is printed nowhere, as a driver's context, may have come before the weights or after them
-        cache = _sum(boot, label, ("kv", "recurrent"))
-        least, most = printed, max(printed, top - seen.before - cache)
+        least, most = printed, max(printed, top - seen.before - _sum(boot, label, _CACHE))
         told = f"{mib(printed)} of weights were printed, and memory rose by {mib(top - seen.before)}"
     else:
         by_log = _by_log(boot, label)
@@ -248,11 +249,11 @@ def _composed(boot: Boot, label: str, seen: _Seen, where: list[PhaseSpan], top: 
     return part, [told, *grounds]
 
 
-def _loaded(stood: Stood, before: int, top: int, printed: int) -> tuple[int, int, str]:
+def _loaded(stood: Stood, before: int, top: int, printed: int, cache: int) -> tuple[int, int, str]:
     """Least and most bytes by which memory rose until the weights were loaded, and the sentence of it.
 
     One figure where all that was printed was seen, or where samples on both sides agree; else a range, which the
-    printed weights narrow down, or widen where they contradict it.
+    printed weights, and the ``cache`` that came after them, narrow down; weights that contradict it widen it.
     """
     least = max(0, stood.least - before)
     most = max(least, (top if stood.most is None else stood.most) - before)
@@ -270,7 +271,14 @@ def _loaded(stood: Stood, before: int, top: int, printed: int) -> tuple[int, int
         return least, most, told
     if printed > most + off:
         return least, printed, f"{told}, though {mib(printed)} of weights were printed"
-    return max(least, printed - off), most, f"{told}; {mib(printed)} of weights were printed"
+    least = max(least, printed - off)
+    if not least <= top - before - cache + off <= most:
+        return least, most, f"{told}; {mib(printed)} of weights were printed"
+    return (
+        least,
+        top - before - cache + off,
+        f"{told}; {mib(printed)} of weights and {mib(cache)} of cache were printed",
+    )
 
 
 def _sum(boot: Boot, label: str, buckets: Sequence[Bucket]) -> int:

@@ -167,13 +167,17 @@ def _tells(wanted: Sequence[Level], reached: Mapping[Phase, Reach], within: int)
     return sum(abs(other - apart) <= 2 * within for other in others) == 1
 
 
-def narrowed(series: Series, wanted: Sequence[Level], starts: Mapping[Phase, float]) -> tuple[Ramp, ...]:
+def narrowed(
+    series: Series, wanted: Sequence[Level], starts: Mapping[Phase, float], *, remote: bool = False
+) -> tuple[Ramp, ...]:
     """Every climb without steps that can be the boot at all, with the shifts of the clock at which it can be.
 
     Memory that is held as it is written to rises without a step from one phase into the next. What was printed until
     the end of a phase is there at its end, and no more than that is there before the next phase begins.
 
     :param starts: when each phase began, on the clock of the log. Series and log must have times.
+    :param remote: the device is behind a socket, where what was sent is there at the end of the next phase only, as
+        that waits for an answer.
     """
     if len(wanted) < 2:
         return ()
@@ -181,12 +185,17 @@ def narrowed(series: Series, wanted: Sequence[Level], starts: Mapping[Phase, flo
     sure = wanted[:-1] if wanted[-1].phase == HIDDEN else wanted
     found = []
     for climb in climbs(series, within):
-        rise = max(level[0] for level in climb.plateaus) - climb.base
+        top = max(level[0] for level in climb.plateaus)
+        rise = top - climb.base
+        if _goes_on(series, climb.plateaus[-1][2] + 1, top + within, climb.base + rise // 2):
+            continue  # a fall between was noise, and the boot is not over here
+        if _noisy(series.values[: next(level[1] for level in climb.plateaus if level[0] == top)], within, rise // 2):
+            continue
         unprinted = rise - sure[-1].bytes
         if not -within <= unprinted <= MOST_UNPRINTED + wanted[-1].bytes - sure[-1].bytes:
             continue
         at = [place for _, first, last in climb.plateaus for place in (first, last)]
-        bounds = _bounds(series, (at[0], at[-1]), climb.base, wanted, sure, starts, within, max(0, unprinted))
+        bounds = _bounds(series, (at[0], at[-1]), climb.base, wanted, sure, starts, within, max(0, unprinted), remote)
         if bounds is not None:
             found.append(Ramp(climb.base, *bounds))
     return tuple(found)
@@ -201,6 +210,7 @@ def _bounds(
     starts: Mapping[Phase, float],
     within: int,
     unprinted: int,
+    remote: bool,
 ) -> tuple[float, float] | None:
     order = list(starts)
     lowest, highest = float("-inf"), float("inf")
@@ -215,8 +225,23 @@ def _bounds(
         if level in sure and after:
             there = _first_above(series, over, base + level.bytes - within)
             if there:
-                lowest = max(lowest, series.times[there - 1] - starts[after[0]])
+                end = starts[after[1] if remote and len(after) > 1 else after[0]]
+                lowest = max(lowest, series.times[there - 1] - end)
     return (lowest, highest) if float("-inf") < lowest <= highest < float("inf") else None
+
+
+def _goes_on(series: Series, begin: int, above: int, below: int) -> bool:
+    """Whether memory gets ``above`` the top of a climb without having fallen ``below`` its half."""
+    for value in series.values[begin:]:
+        if value is not None and (value > above or value < below):
+            return value > above
+    return False
+
+
+def _noisy(values: Sequence[int | None], least: int, most: int) -> bool:
+    """Whether memory fell by more than a level may be off, and by less than the end of a boot would be."""
+    known = [value for value in values if value is not None]
+    return any(least < before - after < most for before, after in itertools.pairwise(known))
 
 
 def _first_above(series: Series, over: tuple[int, int], size: int) -> int | None:

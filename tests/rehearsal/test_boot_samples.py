@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import threading
 import time
@@ -71,21 +72,66 @@ def as_csv(found: list[tuple[float, int]]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def in_phases(found: list[tuple[float, int]], boot: Boot, zero: float = 0.0) -> dict[str, int]:
+    """Phase → the most that the series itself has in it, in whole MiB; the log's clock began at ``zero``."""
+    most: dict[str, int] = {}
+    for span in boot.phases:
+        assert span.start is not None
+        end = float("inf") if span.end is None else span.end
+        # the samples' clock has milliseconds
+        inside = [used // MIB * MIB for at, used in found if span.start <= int(at * 1000) / 1000 - zero < end]
+        if inside:
+            most[span.name] = max(inside)
+    return most
+
+
+def began(log: str) -> float:
+    """When the log's own clock was zero, by the line that came through the pipe with the least delay."""
+    found = re.findall(r"(?m)^(\S+)Z (\d+)\.(\d\d)\.(\d{3})\.(\d{3}) ", log)
+    return min(
+        datetime.fromisoformat(stamp + "+00:00").timestamp() - (int(m) * 60 + int(s) + int(ms) / 1e3 + int(us) / 1e6)
+        for stamp, m, s, ms, us in found
+    )
+
+
 def test_real_boot_beside_samples(tmp_path: Path) -> None:
-    """The peak of the boot is what was printed, the weights alone are held in their phase, and the cache is the answer."""
+    """By the time of day each phase's peak is the largest sample in it; by the log's own clock it is within its range.
+
+    This device holds what was written to: weights and cache rise without a step between, and of the compute buffers a
+    warm-up touches a part only, so that the last level of what was printed is never reached.
+    """
     log, found = boot_with_samples(tmp_path)
     boot: Boot = read(log, samples=as_csv(found))
-    assert boot.ready
+    assert boot.clock == "epoch"
     (label,) = [name for name in boot.devices if name != "host"]
+    true = in_phases(found, boot)
+    assert {"weights", "kv", "ready"} <= set(true)
+    for span in boot.phases:
+        figure = span.peak[label]
+        assert (figure.bytes if isinstance(figure, Reading) else None) == true.get(span.name), span.name
+    holds(boot, found, label)
+    own = "".join(line.split(" ", 1)[1] for line in log.splitlines(keepends=True))
+    timed: Boot = read(own, samples=as_csv(found))
+    assert timed.clock == "start"
+    true = in_phases(found, timed, began(log))
+    for span in timed.phases:
+        bounds = span.peak[label]
+        if isinstance(bounds, Reading):
+            assert bounds.bytes <= true[span.name] <= bounds.upper, (span.name, true)
+    assert {"weights", "kv", "ready"} <= {span.name for span in timed.phases if isinstance(span.peak[label], Reading)}
+    holds(timed, found, label)
+
+
+def holds(boot: Boot, found: list[tuple[float, int]], label: str) -> None:
+    """The peak of the boot is what was printed, the weights alone are held in their phase, and the cache is the answer."""
+    assert boot.ready
     printed = {bucket: row.get(label, 0) for bucket, row in boot.buckets.items()}
     (answer,) = [peak for peak in boot.peaks if peak.device == label]
     assert isinstance(answer.figure, Reading), answer.text
     held = answer.figure.bytes - found[0][1]
-    # This device holds what was written to: of the compute buffers a warm-up touches a part only.
     whole = sum(printed.values())
     assert whole - printed["compute"] - 8 * MIB <= held <= whole + max(8 * MIB, 0.05 * whole)
-    peaks = {span.name: span.peak[label] for span in boot.phases if label in span.peak}
-    weights = peaks["weights"]
+    weights = next(span.peak[label] for span in boot.phases if span.name == "weights")
     assert isinstance(weights, Reading)
     # What a device over a socket was sent arrives later than the log says: never more than the weights, then.
     assert 0 < weights.bytes - found[0][1] <= printed["weights"] + 8 * MIB
