@@ -18,6 +18,7 @@ from pytest_vram.errors import BadInput
 from pytest_vram.report.boot_lines import boot_lines
 from pytest_vram.report.booted import boot_document
 from pytest_vram.sizing import estimating
+from pytest_vram.text import printable
 
 STANDARD_INPUT = "-"
 #: Engines whose models are sized by the rules of another.
@@ -51,7 +52,11 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
     return Answer(
         code=code_of(boot),
         document=boot_document(boot, name, advice, no_advice),
-        lines=tuple(boot_lines(boot, name, advice=advice, no_advice=no_advice)),
+        # Before everything else: the figures of a given model may be what a reader looks for.
+        lines=(
+            *(f"warning: {printable(one)}" for one in doubted),
+            *boot_lines(boot, name, advice=advice, no_advice=no_advice),
+        ),
     )
 
 

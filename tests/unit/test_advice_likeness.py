@@ -102,3 +102,5 @@ def test_the_command_warns(path: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["boot", str(log), "--model", str(path), "--json"]) == 1
     warnings = json.loads(capsys.readouterr().out)["warnings"]
     assert "layers: 8, the log has 64" in warnings[0]
+    assert main(["boot", str(log), "--model", str(path)]) == 1
+    assert capsys.readouterr().out.startswith("warning: the model that was given is not that of this log (")
