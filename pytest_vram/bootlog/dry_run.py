@@ -39,7 +39,9 @@ _EXTRA = re.compile(
 _USING = re.compile(r"\busing device (\S{1,200}) \((.{0,200}?)\)", re.ASCII)
 #: The trial has decided: what follows is another trial or the real load.
 _DECIDED = re.compile(r"no changes needed|cannot meet free memory target|fitting params to free memory took")
-_GAVE_UP = re.compile(r"failed to fit params to free device memory: (.*)|error while trying to fit params.{0,200}?: (.*)")
+_GAVE_UP = re.compile(
+    r"failed to fit params to free device memory: (.*)|error while trying to fit params.{0,200}?: (.*)"
+)
 _MOST_ERRORS = 20
 
 
