@@ -6,7 +6,7 @@ import itertools
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -24,6 +24,9 @@ MOST = 2_000_000
 _ROUND = 0.05
 #: Lines that are none for each that is a sample, beyond which it is another kind of file.
 _MOST_STRANGE = 4
+
+#: More bytes than any device has.
+_MOST_BYTES = 1 << 50
 
 SampleClock = Literal["epoch", "local", "relative"]
 
@@ -203,8 +206,12 @@ def _series(rows: list[Row], source: str, notes: list[str]) -> Series:
                 days += 86_400.0
             times[place] += days
     last = rows[-1]
+    rows, times, clock = _in_order(rows, times, clock, notes)
+    values = tuple(_possible(row) for row in rows)
+    if values.count(None) > sum(row.used is None for row in rows):
+        notes.append("samples that are larger than the device itself were left out")
     return Series(
-        values=tuple(row.used for row in rows),
+        values=values,
         times=tuple(times),
         clock=clock,
         index=last.gpu,
@@ -215,6 +222,36 @@ def _series(rows: list[Row], source: str, notes: list[str]) -> Series:
         source=source,
         scope="process" if last.pid is not None else "device",
     )
+
+
+def _possible(row: Row) -> int | None:
+    """A figure that is no more than the device has, or than any has."""
+    if row.used is None or row.used > (row.total or _MOST_BYTES):
+        return None
+    return row.used
+
+
+def _in_order(
+    rows: list[Row], times: list[float], clock: SampleClock | None, notes: list[str]
+) -> tuple[list[Row], list[float], SampleClock | None]:
+    """Samples in the order of their times; without times where two parts of the same time contradict each other."""
+    falls = [place for place in range(1, len(times)) if times[place] < times[place - 1]]
+    if not falls:
+        return rows, times, clock
+    if len(falls) == len(times) - 1:
+        notes.append("the samples begin with the last one; they were turned round")
+        return rows[::-1], times[::-1], clock
+    ends = [0, *falls, len(times)]
+    parts = sorted(itertools.pairwise(ends), key=lambda part: times[part[0]])
+    if all(times[one[1] - 1] < times[two[0]] for one, two in itertools.pairwise(parts)):
+        notes.append("the samples were not in the order of their times, and were sorted")
+        order = [place for begin, end in parts for place in range(begin, end)]
+        return [rows[place] for place in order], [times[place] for place in order], clock
+    notes.append(
+        "the times of the samples go back, as where two files are in one or a clock was set, so that only their order"
+        " is known"
+    )
+    return rows, [], None
 
 
 # ---------------------------------------------------------------- the journal of a run
@@ -235,7 +272,7 @@ class _Device(msgspec.Struct):
 class _Sample(msgspec.Struct):
     t: int
     device: str
-    max: int
+    max: Annotated[int, msgspec.Meta(ge=0, le=_MOST_BYTES)]
     t0: int | None = None
 
 

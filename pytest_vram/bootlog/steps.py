@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -24,6 +25,8 @@ _ALLOCATED_IN: dict[Bucket, Phase] = {
 MOST_UNPRINTED = 2 * GIB
 #: A level is met within this, or this share of everything printed, whichever is more.
 _NEAR, _NEAR_SHARE = 6 * MIB, 0.01
+#: Climbs without steps that are looked at: of more than that, several would fit.
+_MOST_CLIMBS = 16
 #: Phase whose buffers some devices hold only as far as they are written to.
 HIDDEN: Phase = "reserve"
 #: Samples that differ by no more lie on one level.
@@ -137,22 +140,23 @@ def fits(series: Series, wanted: Sequence[Level]) -> tuple[Fit, ...]:
 
 
 def _fit(climb: Climb, wanted: Sequence[Level], within: int) -> Fit | None:
+    heights = _heights(climb)
     # A level that only one sample is on may as well be a moment of a load that is under way.
-    stood = [level for level in climb.plateaus if level[2] > level[1]]
+    stood = [height for height in heights if height.stood is not None]
     best: list[dict[Phase, Reach]] = []
     for one, level in itertools.product(stood, wanted):
-        below = one[0] - level.bytes
+        below = one.bytes - level.bytes
         if not climb.base - within <= below <= climb.base + MOST_UNPRINTED:
             continue
-        reached = _reached(climb, wanted, below, within)
+        reached = _reached(heights, wanted, below, within)
         if wanted[0].phase not in reached:
             continue
         if wanted[-1].phase not in reached and not _tells(wanted, reached, within):
             continue  # part of a boot looks like another part where two buffers are of one size
         if not best or len(reached) > len(best[0]):
             best = [reached]
-        elif len(reached) == len(best[0]) and reached not in best:
-            best.append(reached)
+        elif len(reached) == len(best[0]) and reached != best[0]:
+            best[1:] = [reached]
     if len(best) != 1:
         return None  # none, or several that are as good
     return Fit(climb.base, climb.plateaus[0][1], best[0])
@@ -183,19 +187,23 @@ def narrowed(
         return ()
     within = near(wanted[-1].bytes)
     sure = wanted[:-1] if wanted[-1].phase == HIDDEN else wanted
-    found = []
+    possible: list[tuple[Climb, int, int]] = []
     for climb in climbs(series, within):
         top = max(level[0] for level in climb.plateaus)
-        rise = top - climb.base
-        if _goes_on(series, climb.plateaus[-1][2] + 1, top + within, climb.base + rise // 2):
+        unprinted = top - climb.base - sure[-1].bytes
+        if -within <= unprinted <= MOST_UNPRINTED + wanted[-1].bytes - sure[-1].bytes:
+            possible.append((climb, top, max(0, unprinted)))
+    if len(possible) > _MOST_CLIMBS:
+        return ()
+    found = []
+    for climb, top, unprinted in possible:
+        half = (top - climb.base) // 2
+        if _goes_on(series, climb.plateaus[-1][2] + 1, top + within, climb.base + half):
             continue  # a fall between was noise, and the boot is not over here
-        if _noisy(series.values[: next(level[1] for level in climb.plateaus if level[0] == top)], within, rise // 2):
+        if _noisy(series.values[: next(level[1] for level in climb.plateaus if level[0] == top)], within, half):
             continue
-        unprinted = rise - sure[-1].bytes
-        if not -within <= unprinted <= MOST_UNPRINTED + wanted[-1].bytes - sure[-1].bytes:
-            continue
-        at = [place for _, first, last in climb.plateaus for place in (first, last)]
-        bounds = _bounds(series, (at[0], at[-1]), climb.base, wanted, sure, starts, within, max(0, unprinted), remote)
+        over = climb.plateaus[0][1], climb.plateaus[-1][2]
+        bounds = _bounds(series, over, climb.base, wanted, sure, starts, within, unprinted, remote)
         if bounds is not None:
             found.append(Ramp(climb.base, *bounds))
     return tuple(found)
@@ -249,11 +257,34 @@ def _first_above(series: Series, over: tuple[int, int], size: int) -> int | None
     return next((place for place in places if (value := series.values[place]) is not None and value > size), None)
 
 
-def _reached(climb: Climb, wanted: Sequence[Level], below: int, within: int) -> dict[Phase, Reach]:
+class _Height(NamedTuple):
+    """All plateaus of one height: the first sample of them, and from where to where some stood."""
+
+    bytes: int
+    first: int
+    stood: int | None
+    last: int | None
+
+
+def _heights(climb: Climb) -> list[_Height]:
+    """The heights of a climb in whole MiB, in order: few, however long a server's memory goes up and down."""
+    found: dict[int, _Height] = {}
+    for value, first, last in climb.plateaus:
+        before = found.get(value // MIB) or _Height(value, first, None, None)
+        if last > first:
+            before = before._replace(stood=first if before.stood is None else before.stood, last=last)
+        found[value // MIB] = before
+    return sorted(found.values())
+
+
+def _reached(heights: Sequence[_Height], wanted: Sequence[Level], below: int, within: int) -> dict[Phase, Reach]:
     reached: dict[Phase, Reach] = {}
     for level in wanted:
-        here = [one for one in climb.plateaus if abs(one[0] - below - level.bytes) <= within]
-        stood = [one for one in here if one[2] > one[1]]
+        least = bisect.bisect_left(heights, below + level.bytes - within, key=lambda height: height.bytes)
+        most = bisect.bisect_right(heights, below + level.bytes + within, key=lambda height: height.bytes)
+        here = heights[least:most]
+        stood = [height.stood for height in here if height.stood is not None]
+        last = [height.last for height in here if height.last is not None]
         if stood:
-            reached[level.phase] = Reach(here[0][1], stood[0][1], stood[-1][2])
+            reached[level.phase] = Reach(min(height.first for height in here), min(stood), max(last))
     return reached

@@ -158,3 +158,12 @@ def test_steps_of_another_part_are_none() -> None:
     boot = read(log(lines=printed(sizes)), samples=csv(held))
     weights = boot.phases[1].peak.get("gpu0")
     assert not isinstance(weights, Reading)
+
+
+def test_memory_that_swings_for_hours() -> None:
+    """A server's memory that goes up and down is looked at by its heights, and not plateau by plateau."""
+    held = [300] * 2 + [4395] * 3 + [5427] * 3 + [5943 + 4 * (place % 4 < 2) for place in range(20_000)]
+    boot = read(log(), samples="memory.used [MiB]\n" + "".join(f"{size}\n" for size in held))
+    figure = boot.phases[1].peak["gpu0"]
+    assert isinstance(figure, Reading)
+    assert figure.bytes == 4395 * MIB

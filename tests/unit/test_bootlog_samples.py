@@ -215,3 +215,42 @@ def test_damage_never_raises_anything_else(data: st.DataObject) -> None:
     for series in found.series:
         assert len(series.times) in (0, len(series.values))
         assert all(value is None or value >= 0 for value in series.values)
+
+
+def stamped(*rows: tuple[int, int], total: int | None = None) -> str:
+    """CSV of (second, MiB) pairs."""
+    head = "timestamp, index, memory.used [MiB]" + (", memory.total [MiB]" if total else "")
+    lines = [f"2026/07/07 10:00:{at:02d}.000, 0, {used} MiB" + (f", {total} MiB" if total else "") for at, used in rows]
+    return "\n".join([head, *lines]) + "\n"
+
+
+def test_samples_in_another_order() -> None:
+    """Samples from the last to the first, or in parts, are sorted; of parts that overlap only the order is known."""
+    true = [(at, 100 + at) for at in range(9)]
+    for rows in (true[::-1], true[5:] + true[:5]):
+        samples = read_samples(stamped(*rows))
+        (series,) = samples.series
+        assert [value // MIB for value in series.values if value is not None] == [used for _, used in true]
+        assert series.interval == 1.0
+        assert samples.notes
+    samples = read_samples(stamped(*true, *((at, 900) for at in range(9))))
+    (series,) = samples.series
+    assert (series.clock, series.times, series.interval) == (None, (), None)
+    assert "go back" in samples.notes[0]
+
+
+def test_more_than_the_device_has_is_no_figure() -> None:
+    """A figure that is larger than the card is a hole with a note."""
+    samples = read_samples(stamped((1, 100), (2, 999_999_999), (3, 300), total=24_576))
+    assert samples.series[0].values == (100 * MIB, None, 300 * MIB)
+    assert any("larger than the device" in note for note in samples.notes)
+
+
+@pytest.mark.parametrize("size", [-1, 10**18])
+def test_block_of_a_journal_that_no_device_holds(tmp_path: Path, size: int) -> None:
+    """A journal with a figure below nothing, or beyond any device, is refused in one sentence."""
+    lines = [{"t": 0, "kind": "run", "wall": 1.0}, {"t": 1, "kind": "sample", "device": "gpu0", "max": size}]
+    path = tmp_path / "journal.jsonl"
+    path.write_text("".join(json.dumps({"v": 1, **line}) + "\n" for line in lines))
+    with pytest.raises(BadInput, match="cannot be used"):
+        read_samples(path)
