@@ -50,7 +50,7 @@ def test_journal_of_a_real_run(pytester: pytest.Pytester, inner: Inner) -> None:
     sure = printed["weights"] + printed["kv"]
     assert sure - 8 * MIB <= peaks["reserve"] <= sure + printed["compute"] + 8 * MIB
     (answer,) = (peak for peak in boot.peaks if peak.device == "gpu0")
-    assert answer.figure is not None
+    assert isinstance(answer.figure, Reading)
     assert answer.part == "later", answer.text
     # the kernel's high-water mark is exact; a block of samples of the time after the boot is not
     assert ("at least" in answer.text) == (not answer.figure.exact)
