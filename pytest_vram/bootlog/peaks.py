@@ -230,10 +230,17 @@ def _seconds(interval: float) -> str:
 def _composed(boot: Boot, label: str, seen: _Seen, where: list[PhaseSpan], top: int) -> tuple[Part, list[str]]:
     """Which part a peak is made of: reached while weights were loaded, or by what stood when they were there."""
     loading = [span.name in _LOADING for span in where]
+    printed = _sum(boot, label, _OF_WEIGHTS)
     if all(loading):
+        later = [
+            high
+            for span, high in zip(boot.phases, seen.highest, strict=True)
+            if span.name not in _LOADING and high is not None
+        ]
+        if boot.failure is None and later and max(later) < printed - max(_DIGITS, printed // 10):
+            return "unknown", ["log and samples contradict each other: later less was held than the weights alone"]
         return "weights", ["it was reached while the weights were loaded, and later there was no more"]
     grounds = [f"{mib(seen.before)} were held before the boot"] if seen.before else []
-    printed = _sum(boot, label, _OF_WEIGHTS)
     if seen.stood is not None and seen.before is not None:
         least, most, told = _loaded(seen.stood, seen.before, top, printed, _sum(boot, label, _CACHE))
     elif printed and seen.before is not None and top - seen.before >= printed:
