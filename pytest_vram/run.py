@@ -44,6 +44,7 @@ from pytest_vram.readings import Measured, Reading, Unmeasurable
 from pytest_vram.settings import Settings
 
 if TYPE_CHECKING:
+    from pytest_vram.advice.records import Advice
     from pytest_vram.checks.finding import Finding
     from pytest_vram.predicting import Predictions
 
@@ -133,6 +134,8 @@ class Run:
         self._pool: Pool | None = None
         self._predictions: Predictions | None = None
         self._attempts: dict[str, int] = {}
+        #: Advice that was made, by what it was asked for: tests that share a backend often fail alike.
+        self.advice: dict[bytes, tuple[Advice, ...]] = {}
         self.torch = TorchMemory()
         #: Called before a window of its own is opened for an attempt.
         self.opening: Callable[[Attempt], None] = lambda attempt: None

@@ -24,7 +24,7 @@ _LARGEST = 1 << 62
 LONGEST = 8192
 #: Characters of a line that are repeated to people.
 SHOWN = 300
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 class Line(NamedTuple):

@@ -21,7 +21,7 @@ from pytest_vram.cli import asked as asking
 from pytest_vram.cli import deployment, project
 from pytest_vram.cli.output import BAD_USE, FAILS, HOLDS, Answer, progress
 from pytest_vram.errors import BackendError, BadInput, BootFailed, KeeperError, KeeperLost
-from pytest_vram.keeper.messages import Closed, Finish
+from pytest_vram.keeper.messages import Closed, Finish, State, Status
 from pytest_vram.needs import Plan
 from pytest_vram.predicting import options_of
 from pytest_vram.report.measured import MeasuredPoint, MeasuredSweep, Way
@@ -314,6 +314,9 @@ def _ending(made: Run) -> Iterator[None]:
         if made.connected:
             client = made.keeper()
             try:
+                state = client.call(Status(), 10)
+                if isinstance(state, State) and state.journal_trouble:
+                    progress(f"vram sweep: the journal is incomplete: {state.journal_trouble}")
                 client.call(Finish(outcome=outcome), 30)
             except KeeperError:
                 client.dismiss()

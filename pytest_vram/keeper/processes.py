@@ -18,7 +18,8 @@ from pytest_vram.units import mib
 #: Seconds to wait for the kernel after SIGKILL; a process in uninterruptible sleep may take longer.
 _AFTER_KILL = 5.0
 _ROUND = 0.01
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+#: Control characters, and marks that turn the direction of writing.
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def spawn(argv: list[str], *, cwd: str, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:

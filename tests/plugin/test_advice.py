@@ -115,3 +115,33 @@ def test_a_test_that_fails_for_another_reason_gets_no_advice(project: pytest.Pyt
     result.assert_outcomes(failed=1)
     result.stdout.no_fnmatch_line("*vram: advice*")
     assert the_test(project.path)["advice"] == []
+
+
+def test_tests_that_fail_alike_share_their_advice(project: pytest.Pytester, inner: Inner) -> None:
+    """Each record has it, and it is made once for all tests of one backend, limit and peak."""
+    project.makepyfile(
+        TEST.format(limit="5.3GB")
+        .replace("def test_it(): pass", "def test_it(number): pass")
+        .replace("@pytest.mark.max_vram", "@pytest.mark.parametrize('number', range(5))\n@pytest.mark.max_vram")
+    )
+    project.makeconftest(
+        """
+        from pathlib import Path
+
+        from pytest_vram.advice import deployed
+
+        real = deployed.advise
+
+        def counted(*positional, **named):
+            with Path("made").open("a") as stream:
+                stream.write("x")
+            return real(*positional, **named)
+
+        deployed.advise = counted
+        """
+    )
+    inner("--vram-device=predicted", "--vram-report=out.json").assert_outcomes(failed=5)
+    lists = [test["advice"] for test in json.loads((project.path / "out.json").read_text())["tests"]]
+    assert lists[0]
+    assert lists == [lists[0]] * 5
+    assert (project.path / "made").read_text() == "x"

@@ -101,9 +101,10 @@ def test_tail(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"".join(b"line %d\n" % number for number in range(100)))
     assert tail(log, 2) == "  line 98\n  line 99"
-    log.write_bytes(b"key s3cret \x1b[31m\xff\n\n" + b"y" * 1000)
+    log.write_bytes(b"key s3cret \x1b[31m\xff\n\n" + "turned \u202e\u2066\u200f\n".encode() + b"y" * 1000)
     text = tail(log, secrets=("s3cret",))
     assert "key *** ?[31m\ufffd" in text
+    assert "turned ???" in text
     assert len(text.splitlines()[-1]) == 402
     assert tail(tmp_path / "none") == ""
     assert tail(None) == ""
