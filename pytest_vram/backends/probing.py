@@ -418,6 +418,9 @@ def _check(at_once: Sequence[int] | None, seconds: float, settle: float) -> None
         given: object = value  # tests are rarely type-checked
         if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given <= most:
             raise BadInput(f"probe({name}={value!r}): write a number of seconds above 0 and up to {most}")
+    rounds: object = at_once
+    if rounds is not None and (isinstance(rounds, str) or not isinstance(rounds, Sequence)):
+        raise BadInput(f"probe(at_once={at_once!r}): write a list of how many requests to send at once, such as [1, 2]")
     for count in at_once or ():
         one: object = count
         if isinstance(one, bool) or not isinstance(one, int) or not 1 <= one <= MOST_AT_ONCE:

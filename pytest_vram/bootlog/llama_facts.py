@@ -153,9 +153,10 @@ def _apply(rules: tuple[Rule, ...], text: str) -> dict[str, Any]:
         groups = match.groups()
         # One fact may need several groups (a number and its unit); several facts take one group each.
         values = (convert(*groups),) if len(names) == 1 else tuple(convert(group) for group in groups)
+        if None in values:
+            continue  # of a pair that is printed together no half is a fact
         for name, value in zip(names, values, strict=True):
-            if value is not None:
-                found[name] = value.strip() if isinstance(value, str) else value
+            found[name] = value.strip() if isinstance(value, str) else value
     return found
 
 

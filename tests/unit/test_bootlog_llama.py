@@ -532,3 +532,15 @@ def test_abort() -> None:
     """The line with which ggml ends the process is a crash, also where it has no prefix."""
     abort = "/build/ggml/src/ggml-backend.cpp:930: pre-allocated tensor in a buffer that cannot run the operation"
     assert failure(prefixed(WEIGHTS), prefixed(CONTEXT), abort).kind == "crash"
+
+
+@pytest.mark.parametrize("said", ["33/" + "9" * 30, "9" * 30 + "/33"])
+def test_one_absurd_number_of_two(said: str) -> None:
+    """Of two numbers that are printed together, one that is no counter makes a fact of neither."""
+    log = (
+        "load_tensors: loading model tensors, this can take a while... (mmap = false)\n"
+        f"load_tensors: offloaded {said} layers to GPU\nload_tensors:        CUDA0 model buffer size =  3095.05 MiB\n"
+    )
+    boot = read(log, engine="llama-server")
+    assert not {"layers_offloaded", "layers_offloadable"} & set(boot.facts)
+    assert boot.buckets == {"weights": {"gpu0": round(3095.05 * 2**20)}}

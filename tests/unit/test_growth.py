@@ -19,6 +19,7 @@ from pytest_vram.backends.record import RequestRecord
 from pytest_vram.bootlog import serving
 from pytest_vram.bootlog.boot import Failure
 from pytest_vram.checks import judge_growth, judge_served
+from pytest_vram.errors import BadInput
 from pytest_vram.ledger import Entry
 from pytest_vram.readings import Measured, Reading, Unmeasurable
 from pytest_vram.report.growth_lines import growth_lines
@@ -303,3 +304,10 @@ def test_the_image_is_a_png() -> None:
     assert struct.unpack(">II", chunks[b"IHDR"][:8]) == (5, 3)
     assert len(zlib.decompress(chunks[b"IDAT"])) == 3 * (1 + 5 * 3)
     assert probing.data_uri(image).startswith("data:image/png;base64,iVBOR")
+
+
+@pytest.mark.parametrize("rounds", [5, "12", [0], [True], [10**6]])
+def test_rounds_that_cannot_be_sent(rounds: Any) -> None:
+    """How many requests to send at once is a list of counters; anything else is told in a sentence."""
+    with pytest.raises(BadInput, match=r"probe\(at_once="):
+        probing._check(rounds, 60.0, 2.0)
