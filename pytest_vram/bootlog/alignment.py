@@ -80,6 +80,13 @@ def align(boot: Boot, samples: Samples) -> Aligned:
     shift, reason, notes = _by_clock(boot, candidates, labels)
     window = _window(boot, shift) if shift is not None else None
     series, unknown = devices(boot, candidates, labels, window)
+    if shift is not None:  # a torn file may have times for one device and none for another
+        torn = [label for label, one in series.items() if not one.times]
+        series = {label: one for label, one in series.items() if label not in torn}
+        notes = [
+            *notes,
+            *(f"the samples of {label} have no times, unlike others: left out" for label in torn),
+        ]
     by_step: dict[str, list[Place]] = {}
     stood_before: dict[str, int] = {}
     if shift is None and reason is None:
@@ -197,17 +204,18 @@ def _rise(series: Series, begin: float, end: float) -> int | None:
     """Bytes by which memory rose in this time; ``None`` where nobody looked before it."""
     before = _held_before(series, begin)
     slack = series.interval or 0.0
-    inside = [
-        value
-        for value, at in zip(series.values, series.times, strict=True)
-        if value is not None and begin <= at <= end + 2 * slack
-    ]
+    inside = [value for value, at in _timed(series) if value is not None and begin <= at <= end + 2 * slack]
     return None if before is None or not inside else max(inside) - before
+
+
+def _timed(series: Series) -> Iterator[tuple[int | None, float]]:
+    """The samples with their times; none where they have none."""
+    return zip(series.values if series.times else (), series.times, strict=True)
 
 
 def _held_before(series: Series, begin: float) -> int | None:
     held = None
-    for value, at in zip(series.values, series.times, strict=True):
+    for value, at in _timed(series):
         if at >= begin:
             break
         held = value if value is not None else held
@@ -435,7 +443,7 @@ def _alike(one: int, other: int) -> bool:
 
 
 def _rises_by(boot: Boot, label: str, series: Series, size: int, window: tuple[float, float] | None) -> bool:
-    if window is None:
+    if window is None or not series.times:
         return len(fits(series, levels(boot, label))) == 1
     rise = _rise(series, *window)
     return rise is not None and size - near(size) <= rise <= size + MOST_UNPRINTED

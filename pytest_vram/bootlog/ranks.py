@@ -19,6 +19,8 @@ _GLOBAL = re.compile(r"\brank=(\d{1,5})\b|^(?:rank|default)(\d{1,5})$", re.ASCII
 _NUMBERED = re.compile(r"^(?:VllmWorkerProcess|Ray\w{1,40}) pid=(\d{1,10})(?:, ip=([\w.:]{1,60}))?", re.ASCII)
 #: Words for kinds of devices, and for plugins, that are not simply their names.
 _PLATFORMS = {"rocm": "ROCm", "hip": "ROCm", "ascend": "NPU", "gaudi": "HPU", "metal": "Metal"}
+#: Kinds of devices that torch and its plugins name; a word that was cut is none of them.
+_KINDS = frozenset({*_PLATFORMS, "cuda", "cpu", "xpu", "npu", "hpu", "mps", "musa", "tpu", "mlu", "gcu", "xla"})
 #: Ranks that are kept apart; a log with more of them is none of an engine.
 _MOST = 1024
 
@@ -71,7 +73,7 @@ class Ranks:
     def are(self, word: str) -> None:
         """Take what kind of device the log names; that torch calls cards of AMD "cuda" too gives way to any other."""
         word = word.partition(":")[0].lower()
-        if self.platform in ("", "CUDA") and word.isascii() and word.isalpha() and len(word) <= 16:
+        if self.platform in ("", "CUDA") and word in _KINDS:
             self.platform = _PLATFORMS.get(word, word.upper())
 
     def name(self, number: int) -> str:

@@ -404,5 +404,5 @@ def _kind(cells: list[str]) -> str:
 
 def _counts(cells: list[str]) -> bool:
     """Whether a column counts the GPUs of each round: 0, 1, … and again."""
-    highest = max((int(cell) for cell in cells if cell.isdigit()), default=0)
+    highest = max((int(cell) for cell in cells if cell.isascii() and cell.isdigit() and len(cell) < 7), default=0)
     return all(cell == str(place % (highest + 1)) for place, cell in enumerate(cells))

@@ -57,7 +57,8 @@ def _finder(words: re.Pattern[str], noise: re.Pattern[str] | None) -> Callable[[
 def _without_noise(find: Callable[[bytes], list[int]], noise: bytes) -> Callable[[bytes], list[int]]:
     """The same search; where most lines are noise, the first one of each run of them, and in what lies between runs."""
     is_noise = re.compile(noise).match
-    runs = re.compile(rb"(?P<other>(?:(?!(?:%b))[^\n]*+\n)++)|(?:(?:%b)[^\n]*+\n)++" % (noise, noise))
+    # Nothing follows a repeated group, so nothing is tried again; a possessive one is wrong in Python before 3.11.5.
+    runs = re.compile(rb"(?P<other>(?:(?!(?:%b))[^\n]*+\n)+)|(?:(?:%b)[^\n]*+\n)+" % (noise, noise))
 
     def between(block: bytes) -> list[int]:
         begins = [block.find(b"\n", len(block) * number // _SAMPLE) + 1 for number in range(_SAMPLE)]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,80}", re.ASCII)
 #: What matters inside the fields of a span: braces, and words in quotation marks, in which braces do not count.
-_PIECE = re.compile(r'[{}]|"(?:[^"\\]|\\.)*+(?:"|$)')
+_PIECE = re.compile(r'[{}]|"(?:[^"\\]|\\.)*(?:"|$)')
 _MODULE = re.compile(r"[a-z_][\w:]{0,120}: ", re.ASCII)
 #: Spans of one line that are looked at.
 _MOST = 32

@@ -182,7 +182,7 @@ def _value(value: object) -> str:
 def _tests(tests: Sequence[TestPair]) -> list[str]:
     """Tests whose outcome or peak differs, outcomes first, then the largest growth."""
     other = [test for test in tests if test.outcome_before != test.outcome_after]
-    moved = [test for test in tests if test not in other and _growth(test) >= _WORTH]
+    moved = [test for test in tests if test.outcome_before == test.outcome_after and _growth(test) >= _WORTH]
     moved.sort(key=_growth, reverse=True)
     same = len(tests) - len(other) - len(moved)
     lines = [f"tests: {len(tests)} in both, {same} with the same outcome and peak (within {mib(_WORTH)})"]

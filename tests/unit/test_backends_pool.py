@@ -266,5 +266,5 @@ def test_sizes_without_a_device_are_the_hosts_where_only_it_is_measured() -> Non
     named = bootlog.read("weights: 2.5 on CUDA7\n", engine="command", patterns=patterns)
     on_host = PlanContext(devices=(HOST,))
     assert relabelled(unnamed, on_host).ledger().total() == {"host": 5 << 19}
-    assert relabelled(named, on_host).ledger().total() == {"gpu0": 5 << 19}
+    assert relabelled(named, on_host).ledger().total() == {"gpu7": 5 << 19}
     assert relabelled(unnamed, PlanContext()).ledger().total() == {"gpu0": 5 << 19}

@@ -355,3 +355,21 @@ def test_steps_with_noise_are_found_or_not_told(seed: int) -> None:
             assert got is None or abs(got - value) <= max(noise, 2), (name, got, value)
         if noise == 0 and min(kv, compute) > 100 and (weights + kv + compute) < 4000:
             assert all(found[name] is not None for name in true)
+
+
+def test_one_card_of_two_without_times() -> None:
+    """Where the samples of one card run into each other, so that it has no times, the other card's still count."""
+    rows = ["timestamp, index, memory.used [MiB], memory.total [MiB]"]
+    for second, used in enumerate([300, 300, 300, 1300, 1300, 1300, 1300, 1300]):
+        rows.append(f"2026/06/08 10:00:0{second}.000, 0, 500 MiB, 24576 MiB")
+        rows.append(f"2026/06/08 10:00:0{second}.100, 1, {used} MiB, 24576 MiB")
+    rows += [f"2026/06/08 10:00:0{second}.000, 0, {6000 + second} MiB, 24576 MiB" for second in range(1, 6)]
+    log = (
+        "2026-06-08T10:00:02.000Z load_tensors: loading model tensors, this can take a while... (mmap = false)\n"
+        "2026-06-08T10:00:03.500Z load_tensors:        CUDA0 model buffer size =  1000.00 MiB\n"
+        "2026-06-08T10:00:06.000Z llama_context: constructing llama_context\n"
+        "2026-06-08T10:00:07.000Z main: server is listening on http://127.0.0.1:8080\n"
+    )
+    boot = read(log, engine="llama-server", samples="\n".join(rows) + "\n")
+    (weights,) = [span for span in boot.phases if span.name == "weights"]
+    assert {label: figure.bytes for label, figure in weights.peak.items()} == {"gpu0": 1300 * MIB}

@@ -265,8 +265,11 @@ def test_an_unknown_name_says_where_it_looked(ollama: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "model", ["", "  ", "../x", "a/b/c/d/e", "org/../x", "a\0b", "x" * 5000, "org/na me", "~no-such-user/x", "./m"]
 )
-def test_impossible_names_are_refused(hub: Path, model: str) -> None:
+def test_impossible_names_are_refused(hub: Path, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing in a name leads out of a store, and no name ends in a traceback."""
+    here = tmp_path / "in" / "a" / "folder"  # where `../x` is nothing
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
     refusal(model)
 
 
