@@ -190,22 +190,13 @@ class RunningBackend:
 
     @property
     def ledger(self) -> Ledger:
-        """The printed buckets held against the measured peak of the boot; see :meth:`ledger_against`."""
-        return self.boot.ledger().against(self._measured(self.running.boot_peak))
-
-    def ledger_against(self, peak: Mapping[str, Any]) -> Ledger:
-        """The printed buckets, and growth where it was probed, held against measured peaks.
-
-        The host's, where only a card is measured, is the boot's.
-        """
-        return self.explained.against(self._measured(peak))
-
-    def _measured(self, peak: Mapping[str, Any]) -> dict[str, Reading]:
+        """The printed buckets held against the measured peak of the boot, the host's included."""
+        peak = self.running.boot_peak
         measured = {label: figure for label, figure in peak.items() if isinstance(figure, Reading)}
         host = self.running.host_boot_peak
         if "host" not in measured and isinstance(host, Reading):
             measured["host"] = host
-        return measured
+        return self.boot.ledger().against(measured)
 
     @property
     def explained(self) -> Ledger:

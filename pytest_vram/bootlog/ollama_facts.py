@@ -38,8 +38,6 @@ _OPTIONS = {
     "-t": "threads",
 }
 _SETTINGS = {"OLLAMA_KEEP_ALIVE": "keep_alive", "OLLAMA_KV_CACHE_TYPE": "cache_type_asked"}
-#: Ollama's word for "as many as fit".
-AS_MANY_AS_FIT = -1
 
 
 def size_of(text: str) -> tuple[int, int] | None:

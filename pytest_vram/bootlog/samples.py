@@ -61,14 +61,6 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
         gaps = [after - before for before, after in itertools.pairwise(self.times)]
         return statistics.median(gaps) if gaps else None
 
-    @property
-    def called(self) -> str:
-        """What messages call it."""
-        known = self.index or self.uuid or self.name
-        if self.pid is not None:
-            return f"process {self.pid}"
-        return f"GPU {known}" if known is not None and known.isdigit() else known or "the GPU"
-
 
 class JournalPhase(msgspec.Struct, frozen=True, kw_only=True):
     """A phase of a boot as a keeper saw it; times are seconds since 1970. ``peak``: device label → figure."""

@@ -18,7 +18,6 @@ from pytest_vram.readings import Measured, Reading, Unmeasurable, floor, larger,
 from pytest_vram.spec import Limits
 from pytest_vram.units import card_hint, mib, with_mib
 
-Scope = Literal["run", "backend", "process", "device"]
 #: Scope of a figure of the run without what other tests held at the same time.
 OWN = "own"
 Over = Literal["total", "baseline"]
