@@ -126,6 +126,10 @@ def failure_lines(failure: Failure, devices: dict[str, str]) -> list[str]:
         if failure.device is not None:
             where.append(f"on {named(failure.device, devices)}")
         lines += _wrapped(f"{', '.join(where)}: {_CERTAINTY.get(failure.certainty, failure.certainty)}")
+    elif failure.device is not None:
+        lines += _wrapped(
+            f"on {named(failure.device, devices)}: {_CERTAINTY.get(failure.certainty, failure.certainty)}"
+        )
     elif failure.certainty != "certain":
         lines += _wrapped(f"certainty: {failure.certainty}")
     amounts = [

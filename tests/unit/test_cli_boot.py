@@ -412,3 +412,10 @@ def test_follow_command(tmp_path: Path) -> None:
             guard.cancel()
             assert process.wait(60) == (130 if interrupt else 0)
             assert ("printed by the engine" in rest) is not interrupt
+
+
+def test_the_device_of_a_lone_line_is_told(log: Callable[[str], str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Where one line is all there is, the device that refused is named though phase and part are not known."""
+    line = "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 8849.72 MiB on device 3: cudaMalloc failed: out of memory"
+    assert main(["boot", log(line + "\n")]) == 1
+    assert "on gpu3 (CUDA3): which phase and part it was is not certain" in capsys.readouterr().out
