@@ -240,7 +240,7 @@ def _why(bucket: str | None, before: Estimate, after: Estimate, device: str) -> 
         return f"{device} holds less"
     rows = []
     for made in (before, after):
-        row = made.buckets().get(bucket, {})  # type: ignore[call-overload]
+        row = made.buckets().get(bucket, {})  # type: ignore[call-overload]  # its name as text
         size = sum(size for label, size in row.items() if label == device or (device == _SUM and label != HOST))
         rows.append(size)
     return f"{bucket} on {device}: {mib(rows[0])} → {mib(rows[1])}"

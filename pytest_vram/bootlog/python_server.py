@@ -7,6 +7,7 @@ gives a reason counts; that something died counts only where nothing else is sai
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -89,7 +90,7 @@ class Place(NamedTuple):
     note: str | None = None
 
 
-class PythonServer:
+class PythonServer(ABC):
     """Reads one log of an inference server in Python, line by line.
 
     :cvar engine: its name. :cvar frames: function of a traceback → what it is busy with; of several, the outermost
@@ -153,13 +154,13 @@ class PythonServer:
         now = self._spans[-1].name
         return now if now != before else None
 
+    @abstractmethod
     def _of_requests(self, text: str) -> bool:
         """Whether a line repeats what users sent or got: nothing in it is the engine's word."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _read(self, line: Line, rank: Rank) -> None:
         """Take what a line says of memory and progress."""
-        raise NotImplementedError
 
     @property
     def _phase(self) -> Phase:
@@ -371,18 +372,21 @@ class PythonServer:
         )
 
     @property
+    @abstractmethod
     def _era(self) -> str:
-        raise NotImplementedError
+        """The release, as far as the log tells it."""
 
+    @abstractmethod
     def _entries(self) -> tuple[Entry, ...]:
-        raise NotImplementedError
+        """The buffers, as printed."""
 
+    @abstractmethod
     def _evidence(self, entries: tuple[Entry, ...]) -> Literal["complete", "partial", "none"]:
-        raise NotImplementedError
+        """How much of the memory the log shows."""
 
+    @abstractmethod
     def _gaps(self, entries: tuple[Entry, ...], evidence: str) -> list[str]:
         """Sentences on what the log does not show."""
-        raise NotImplementedError
 
     def _all_facts(self) -> dict[str, Any]:
         facts = dict(self._facts)
