@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,9 +98,10 @@ def test_a_large_deployment_fails_to_load(
         found = report(project)
         assert found["test_small"]["outcome"] == "passed"
         text = result.stdout.str()
-        if "SIGSEGV" not in text:  # the engine sometimes crashes on the failed allocation, before its log is written
+        if "SIGSEGV" not in text:  # it may crash on the failed allocation, before it names the KV cache
             break
-    assert "Out of memory: 293.0 MiB of kv could not be allocated on gpu0" in text
+    unsure = r"( \(likely\))?" if "SIGSEGV" in text else ""
+    assert re.search(rf"Out of memory{unsure}: 293\.0 MiB of kv could not be allocated on gpu0", text), text
     assert "gpu0 is played as a card of 143.1 MiB (--vram-emulate)" in text
     assert f"RPC0[{gpu.endpoint}] buffer of size {LARGE * 1024}" in text
     run = json.loads((project / "out.json").read_text())["run"]
