@@ -60,11 +60,11 @@ def test_small_loads_and_large_fails_by_name_and_bytes(
     assert small.ledger.buckets()["kv"] == {"gpu0": shape.kv_bytes(2048)}
     small.stop()
     wanted = shape.kv_bytes(LARGE)
-    for _ in range(2):
+    for _ in range(5):  # at times this engine crashes on the failed allocation before a line of it is written
         with pytest.raises(BootFailed) as caught:
             run.pool.acquire(run.pool.spec(ctx_size=LARGE))
         text = str(caught.value)
-        if "SIGSEGV" not in text:  # this engine sometimes crashes on the failed allocation, before its log is written
+        if "Out of memory" in text:
             break
     assert "Out of memory" in text
     assert "RPC0" in text

@@ -92,14 +92,15 @@ def test_a_large_deployment_fails_to_load(
     """On a played card of 150MB the small deployment answers, and the large one fails naming device and bytes; so too
     where a card of the fake driver is played beside it."""
     monkeypatch.setenv("PYTEST_VRAM_RPC", gpu.endpoint)
-    for _ in range(2):
+    for _ in range(5):  # at times the engine crashes on the failed allocation before a line of it is written
         result = inner(f"--vram-device={device}", "--vram-emulate=150MB", "--vram-report=out.json")
         result.assert_outcomes(passed=1, errors=1)
         found = report(project)
         assert found["test_small"]["outcome"] == "passed"
         text = result.stdout.str()
-        if "SIGSEGV" not in text:  # it may crash on the failed allocation, before it names the KV cache
+        if "Out of memory" in text:
             break
+    # Or before it names the KV cache, which is no more than likely then.
     unsure = r"( \(likely\))?" if "SIGSEGV" in text else ""
     assert re.search(rf"Out of memory{unsure}: 293\.0 MiB of kv could not be allocated on gpu0", text), text
     assert "gpu0 is played as a card of 143.1 MiB (--vram-emulate)" in text
