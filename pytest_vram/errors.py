@@ -8,7 +8,8 @@
     │   ├── BadSetting        an option, environment variable, ini key or config value
     │   ├── BadSpec           a spec file or a backend in it
     │   ├── BadMarker         arguments of a marker
-    │   └── BadModel          a model file or folder that cannot be sized
+    │   ├── BadModel          a model file or folder that cannot be sized
+    │   └── BadCases          cases of tool calls, or an earlier results file
     ├── BackendError          the deployment under test
     │   ├── EngineNotFound    no usable engine binary or package
     │   ├── EngineRefused     it refused the model or a setting before it loaded anything
@@ -61,6 +62,13 @@ class BadModel(BadInput):
 
     Names from inside of it, and of files beside it, are other people's text: what is not printable is escaped.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+class BadCases(BadInput):
+    """Cases of tool calls, or a results file, that cannot be used; the message names file and line."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))

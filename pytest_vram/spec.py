@@ -28,6 +28,36 @@ class Floors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tokens_per_second: float | None = None
 
 
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``[backend.NAME.sampling]``: how cases and conversations are sampled; part of a result's fingerprint.
+
+    :ivar extra: other fields of the request, as the engine has them (``min_p``, ``repeat_penalty`` …).
+    """
+
+    temperature: float = 0.0
+    seed: int = 0
+    top_p: float | None = None
+    top_k: int | None = None
+    max_tokens: int = 512
+    extra: dict[str, Any] = {}
+
+
+class ToolCalling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``[backend.NAME.toolcalls]``: how tools are offered to the model; part of a result's fingerprint.
+
+    :ivar protocol: ``tools`` (OpenAI's ``tools``), ``json_schema`` (response format) or ``few_shot`` (JSON by examples
+        in the system prompt, for models without a tool template). :ivar stream: answers are streamed.
+    :ivar tool_choice: ``auto``, ``required`` …, where the engine takes it. :ivar logit_bias: tool → bias of its name's
+        tokens, where the engine takes it.
+    """
+
+    protocol: str = "tools"
+    stream: bool = False
+    tool_choice: str | None = None
+    parallel: bool | None = None
+    logit_bias: dict[str, float] = {}
+
+
 class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One ``[backend.NAME]`` table, after its profile was merged in and defaults were applied.
 
@@ -54,6 +84,8 @@ class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
     boot_timeout: float = 120.0
     request_timeout: float = 300.0
     floors: Floors = Floors()
+    sampling: Sampling = Sampling()
+    toolcalls: ToolCalling = ToolCalling()
     # engine = "command"
     argv: list[str] = []
     health: str | None = None

@@ -1,0 +1,115 @@
+"""Cases of tool calls as data, and reading them from JSONL.
+
+One line of a case file is one case::
+
+    {"id": "cron-last-run-01", "family": "cron-last-run", "category": "single", "language": "en",
+     "messages": [{"role": "user", "content": "When did the backup job last run?"}],
+     "tools": ["cron_last_run", "cron_list"],
+     "expect": [{"name": "cron_last_run", "arguments": {"job": ["backup"]}}]}
+
+``tools`` has names of tools, ``@NAME`` of a set of them, or whole tools. Names are defined beside the file, in
+``tools.json`` or ``tools/*.json``::
+
+    {"tools": {NAME: {"description": …, "parameters": …}}, "sets": {NAME: [NAME, …]}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+#: What a case is about. ``single``: one tool, one call. ``choice``: the right one among several tools. ``parallel``:
+#: several calls in one answer. ``multi_turn``: tool results are in the conversation. ``irrelevance``: no tool fits.
+#: ``nested``: an argument is an object. ``enum``: one value of a list. ``array``: an argument is a list. ``units``:
+#: numbers with units. ``long_list``: 20 or 40 tools. ``missing``: what a tool requires was not said, so that no call
+#: can be right yet.
+CATEGORIES = (
+    "single",
+    "choice",
+    "parallel",
+    "multi_turn",
+    "irrelevance",
+    "nested",
+    "enum",
+    "array",
+    "units",
+    "long_list",
+    "missing",
+)
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that a model may call. :ivar parameters: a JSON Schema of type ``object``."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+    def as_openai(self) -> dict[str, Any]:
+        """The tool as a chat completion request carries it."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+
+class ExpectedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A call that is right.
+
+    :ivar arguments: argument → every value that is right. :ivar omittable: those that may be left out.
+    :ivar exact: those whose text is compared character by character (paths, patterns, queries); the others are
+        compared as :mod:`pytest_vram.toolcalls.scoring` says.
+    """
+
+    name: str
+    arguments: dict[str, list[Any]] = {}
+    omittable: list[str] = []
+    exact: list[str] = []
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision of a model.
+
+    :ivar family: the cases of a family ask for the same with other words, values or distractors: they succeed and fail
+        together, so that statistics count families. :ivar language: BCP 47, of the request.
+    :ivar messages: chat messages up to the decision; earlier calls and tool results in OpenAI's form.
+    :ivar expect: the calls that are right, in any order; empty: an answer without a call is right.
+    :ivar origin: file and line, for messages.
+    """
+
+    id: str
+    family: str
+    category: str
+    messages: list[dict[str, Any]]
+    tools: list[Tool]
+    expect: list[ExpectedCall] = []
+    language: str = "en"
+    origin: str = ""
+
+
+class CaseSet(msgspec.Struct, frozen=True, kw_only=True):
+    """Cases that are asked together.
+
+    :ivar name: ``shipped``, a file's name, or ``bfcl:simple_python``. :ivar digest: SHA-256 of the cases, 16
+        hexadecimal digits; results are compared case by case where it is the same.
+    """
+
+    name: str
+    cases: list[Case]
+    digest: str
+
+
+def load(place: str | None = None, *, base: Path | None = None) -> CaseSet:
+    """Read a set of cases.
+
+    :param place: ``None`` or ``shipped``: the cases of this package; ``shipped:cron``: one file of them; a JSONL file
+        or a folder of them, relative to ``base``; ``bfcl:simple_python`` where ``bfcl-eval`` is installed.
+    :raises BadCases: one message naming file, line, key and what is accepted.
+    """
+    raise NotImplementedError  # frame
+
+
+def stratified(cases: Sequence[Case], limit: int, *, seed: int) -> list[Case]:
+    """``limit`` of the cases, the categories in turn, families before second cases of a family; the same for a seed."""
+    raise NotImplementedError  # frame
