@@ -15,6 +15,10 @@ One line of a case file is one case::
 
 from __future__ import annotations
 
+import hashlib
+import heapq
+import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -107,9 +111,58 @@ def load(place: str | None = None, *, base: Path | None = None) -> CaseSet:
         or a folder of them, relative to ``base``; ``bfcl:simple_python`` where ``bfcl-eval`` is installed.
     :raises BadCases: one message naming file, line, key and what is accepted.
     """
-    raise NotImplementedError  # frame
+    from pytest_vram.toolcalls import places  # which needs the classes above
+
+    found = places.read(place, base=base)
+    places.require_offered(found)
+    return found
+
+
+def digest_of(cases: Sequence[Case]) -> str:
+    """SHA-256 of cases without their origins, in the order of their ids, 16 hexadecimal digits."""
+    ordered = sorted(cases, key=lambda case: case.id)
+    fields = [{**msgspec.to_builtins(case), "origin": ""} for case in ordered]
+    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode("ascii")).hexdigest()[:16]
 
 
 def stratified(cases: Sequence[Case], limit: int, *, seed: int) -> list[Case]:
-    """``limit`` of the cases, the categories in turn, families before second cases of a family; the same for a seed."""
-    raise NotImplementedError  # frame
+    """``limit`` of the cases, the categories in turn, families before second cases of a family; the same for a seed.
+
+    Neither the order of the files nor that of their lines matters. A family that has cases of several categories is
+    taken last in each while others were asked less often.
+    """
+    shuffle = random.Random(seed)
+    grouped: dict[str, dict[str, list[Case]]] = {}
+    for case in sorted(cases, key=lambda case: case.id):
+        grouped.setdefault(case.category, {}).setdefault(case.family, []).append(case)
+    turns = sorted(grouped)
+    shuffle.shuffle(turns)
+    asked: dict[str, int] = {}
+    # Per category, a heap of (how often the family was asked when this was written, its place by lot, family).
+    waiting: dict[str, list[tuple[int, int, str]]] = {}
+    for category in turns:
+        families = sorted(grouped[category])
+        shuffle.shuffle(families)
+        waiting[category] = [(0, place, family) for place, family in enumerate(families)]
+        for family in families:
+            shuffle.shuffle(grouped[category][family])
+    chosen: list[Case] = []
+    while turns and len(chosen) < limit:
+        for category in turns[: limit - len(chosen)]:
+            family = _least_asked(waiting[category], asked)
+            left = grouped[category][family]
+            chosen.append(left.pop())
+            asked[family] = asked.get(family, 0) + 1
+            if not left:
+                heapq.heappop(waiting[category])
+        turns = [category for category in turns if waiting[category]]
+    return chosen
+
+
+def _least_asked(heap: list[tuple[int, int, str]], asked: dict[str, int]) -> str:
+    """The family at the top of the heap after entries that were overtaken are put where they belong now."""
+    while heap[0][0] != asked.get(heap[0][2], 0):
+        _, place, family = heap[0]
+        heapq.heapreplace(heap, (asked[family], place, family))
+    return heap[0][2]
