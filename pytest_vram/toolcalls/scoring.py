@@ -114,7 +114,7 @@ def _flaws(arguments: Any, expected: ExpectedCall, tool: Tool | None) -> list[Fl
     flaws, renamed = schemas.inspect(arguments, parameters)
     if arguments is not None and not isinstance(arguments, Mapping):
         return flaws
-    given = {renamed.get(key, key): value for key, value in (arguments or {}).items()}
+    given: dict[str, Any] = {renamed.get(key, key): value for key, value in (arguments or {}).items()}
     # What the schema refuses already is not told a second time.
     told = tuple(flaw.path for flaw in flaws if flaw.kind != "misspelt_field")
     for name, allowed in expected.arguments.items():
@@ -123,12 +123,12 @@ def _flaws(arguments: Any, expected: ExpectedCall, tool: Tool | None) -> list[Fl
             flaws += [Flaw(*one) for one in found if not _covered(one.path, told)]
         elif name not in expected.omittable and not _covered(name, told):
             flaws.append(Flaw("missing_field", name, f"{name} is missing"))
-    for name, value in given.items():
-        if name in expected.arguments or _covered(name, told):
+    for key, value in given.items():
+        if key in expected.arguments or _covered(key, told):
             continue
-        default = schemas.default_of(parameters, name)
+        default = schemas.default_of(parameters, key)
         if default is None or not same(value, default[0]):
-            flaws.append(Flaw("wrong_value", name, f"{printable(str(name)[:80])} was not asked for"))
+            flaws.append(Flaw("wrong_value", key, f"{printable(key[:80])} was not asked for"))
     return flaws
 
 
