@@ -114,7 +114,7 @@ def _flaws(arguments: Any, expected: ExpectedCall, tool: Tool | None) -> list[Fl
     flaws, renamed = schemas.inspect(arguments, parameters)
     if arguments is not None and not isinstance(arguments, Mapping):
         return flaws
-    given: dict[str, Any] = {renamed.get(key, key): value for key, value in (arguments or {}).items()}
+    given: dict[str, Any] = {renamed.get(str(key), str(key)): value for key, value in (arguments or {}).items()}
     # What the schema refuses already is not told a second time.
     told = tuple(flaw.path for flaw in flaws if flaw.kind != "misspelt_field")
     for name, allowed in expected.arguments.items():
