@@ -16,7 +16,10 @@ _MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_
 
 
 def case_of(value: Any, origin: str, tools: Toolbox) -> Case:
-    """A decoded line as a case. :param origin: file and line. :raises BadCases: naming line, path and what belongs there."""
+    """A decoded line as a case.
+
+    :param origin: file and line. :raises BadCases: naming line, path and what is accepted.
+    """
     if not isinstance(value, dict):
         raise BadCases(f"{origin} is {kind_of(value)}: each line is one case, an object with {', '.join(KEYS)}")
     fields = object_of(value, origin, KEYS)

@@ -1,30 +1,23 @@
-"""Where cases are kept: the package's own, a user's file or folder, BFCL; and how their files are opened.
-
-A file may be anything that a path can name, so that nothing is opened that could block and nothing is read that is
-larger than cases can be.
-"""
+"""Where cases are kept: the package's own, a user's file or folder, BFCL."""
 
 from __future__ import annotations
 
 import difflib
 import importlib.resources
 import os
-import stat
 from collections.abc import Iterable, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from pytest_vram.errors import BadCases
 from pytest_vram.toolcalls.cases import Case, CaseSet, digest_of
+from pytest_vram.toolcalls.files import read_file, text_lines
 from pytest_vram.toolcalls.lines import case_of
 from pytest_vram.toolcalls.strictly import decoded
 from pytest_vram.toolcalls.toolbox import Toolbox
 
 SHIPPED = "shipped"
 BFCL = "bfcl:"
-#: Bytes of one file, and of one line of it. A conversation that fills 128 K tokens has about 600 KB.
-LARGEST_FILE = 64 << 20
-LONGEST_LINE = 8 << 20
 
 
 def read(place: str | None, *, base: Path | None = None) -> CaseSet:
@@ -54,7 +47,7 @@ def case_set(name: str, cases: list[Case]) -> CaseSet:
 
 
 def require_offered(cases: CaseSet) -> None:
-    """Refuse a case that expects a tool which it does not offer: no model could be right. :raises BadCases: naming it."""
+    """Refuse cases that expect a tool which they do not offer. :raises BadCases: naming the first."""
     for case in cases.cases:
         offered = [tool.name for tool in case.tools]
         for number, call in enumerate(case.expect):
@@ -67,46 +60,6 @@ def unoffered(name: str, offered: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, offered, n=1, cutoff=0.6)
     meant = f" (did you mean {near[0]!r}?)" if near else ""
     return f"tool {name!r} is not one of the case's tools{meant}: it offers {', '.join(offered[:8]) or 'none'}"
-
-
-def read_file(entry: Traversable, label: str) -> bytes:
-    """All of a file that is a file. :raises BadCases: it is none, cannot be read, is too large, or no UTF-8."""
-    try:
-        data = _bytes_of(entry, label) if isinstance(entry, Path) else entry.read_bytes()
-    except OSError as error:
-        raise BadCases(f"{label} cannot be read: {error.strerror or error}") from None
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise BadCases(f"{label} is UTF-16 by its first bytes: save it as UTF-8")
-    return data.removeprefix(b"\xef\xbb\xbf")
-
-
-def text_lines(data: bytes, label: str) -> Iterable[tuple[int, str]]:
-    """(number, text) of the lines that are not blank. :raises BadCases: a line that is no text, or is too long."""
-    for number, line in enumerate(data.split(b"\n"), 1):
-        if len(line) > LONGEST_LINE:
-            raise BadCases(f"{label}:{number} is longer than {LONGEST_LINE >> 20} MiB: no case is")
-        if b"\0" in line:
-            raise BadCases(f"{label}:{number} holds a NUL byte: this is no text file")
-        try:
-            text = line.decode("utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise BadCases(
-                f"{label}:{number} is not UTF-8 at byte {error.start} of the line: save it as UTF-8"
-            ) from None
-        if text:
-            yield number, text
-
-
-def _bytes_of(path: Path, label: str) -> bytes:
-    """Without waiting: opening a named pipe would, for a writer that may never come."""
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    with open(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise BadCases(f"{label} is not a file: cases are read from JSONL files and folders of them")
-        data = file.read(LARGEST_FILE + 1)
-    if len(data) > LARGEST_FILE:
-        raise BadCases(f"{label} is larger than {LARGEST_FILE >> 20} MiB: split it, and name the folder")
-    return data
 
 
 def _shipped(one: str) -> list[Case]:

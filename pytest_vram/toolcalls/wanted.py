@@ -1,4 +1,4 @@
-"""Pieces of case and tool files, each checked where it is read, so that a message names its path and what belongs there."""
+"""Pieces of case and tool files, each checked where it is read, so that a message names its path."""
 
 from __future__ import annotations
 
