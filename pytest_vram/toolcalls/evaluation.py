@@ -7,8 +7,11 @@ from typing import Any, Protocol
 
 from pytest_vram.backends.reply import Reply
 from pytest_vram.spec import Sampling, ToolCalling
-from pytest_vram.toolcalls.cases import Case, CaseSet
+from pytest_vram.toolcalls.cases import CaseSet
+from pytest_vram.toolcalls.protocols import request_of
 from pytest_vram.toolcalls.results import CaseResult, Results
+
+__all__ = ["Asker", "evaluate", "request_of"]
 
 
 class Asker(Protocol):
@@ -37,9 +40,4 @@ def evaluate(
     :param told: of each result, with the number planned.
     :raises BackendDied: the server is gone: no verdict can be had.
     """
-    raise NotImplementedError  # frame
-
-
-def request_of(case: Case, *, sampling: Sampling, calling: ToolCalling) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Messages and the other fields of the request's body that ask a case."""
     raise NotImplementedError  # frame
