@@ -1,3 +1,0 @@
-"""Statistics under their textbook names, in plain Python."""
-
-from __future__ import annotations
