@@ -1,7 +1,7 @@
 """The config file: ``vram.toml``, or ``[tool.vram]`` in ``pyproject.toml``.
 
 Unknown keys are errors that name the nearest known one. Profiles are tables of the same shape that ship with the
-package; a backend's own keys override its profile's, ``options``, ``env`` and ``floors`` key by key.
+package; a backend's own keys override its profile's, those of the tables in :data:`TABLES` key by key.
 """
 
 from __future__ import annotations
@@ -20,19 +20,30 @@ import msgspec
 from pytest_vram.errors import BadSpec
 from pytest_vram.paths import expanded
 from pytest_vram.settings import NAMES
-from pytest_vram.spec import BackendSpec, Floors
+from pytest_vram.spec import BackendSpec, Floors, Sampling, ToolCalling
 
 FILE_NAME = "vram.toml"
 DEMO = "demo"
 #: Top-level keys: every setting but those that name the file itself or clash with ``[backend.NAME]``.
 TOP_LEVEL = tuple(name for name in NAMES if name not in ("config", "backend"))
-_COMMON = {"engine", "profile", "options", "env", "boot_timeout", "request_timeout", "floors", "served_model"}
+#: Keys of a backend that are tables, merged key by key with a profile's.
+TABLES = ("options", "env", "floors", "sampling", "toolcalls")
+_COMMON = {"engine", "profile", "boot_timeout", "request_timeout", "served_model", *TABLES}
 #: Keys that mean something only to these built-in engines; other engines may use them all.
 _ONLY: dict[str, set[str]] = {
     "llama-server": {"model", "binary"},
     "command": {"model", "argv", "health", "log", "log_patterns", "url", "api_key"},
     "attach": {"url", "pid", "process", "api_key", "model", "log_patterns", "health"},
 }
+PROTOCOLS = ("tools", "json_schema", "few_shot")
+TOOL_CHOICES = ("auto", "required")
+#: The largest seed that every engine takes: to llama.cpp the one after it means a random one.
+_LARGEST_SEED = (1 << 32) - 2
+#: Fields of a request that have a key of their own, or that we fill.
+_OURS = {
+    "messages", "model", "tools", "tool_choice", "parallel_tool_calls", "stream", "stream_options", "response_format",
+    "logit_bias", "temperature", "seed", "top_p", "top_k", "max_tokens", "n",
+}  # fmt: skip
 #: The kernel's own limit on 64-bit machines.
 _LARGEST_PID = 1 << 22
 T = TypeVar("T")
@@ -156,6 +167,8 @@ def backend(name: str, body: object, *, origin: str, base: str) -> BackendSpec:
         boot_timeout=_seconds(merged, "boot_timeout", where, 10.0 if engine == "attach" else 120.0),
         request_timeout=_seconds(merged, "request_timeout", where, 300.0),
         floors=Floors(**floors),
+        sampling=sampling(merged.get("sampling", {}), f"{where}.sampling"),
+        toolcalls=toolcalls(merged.get("toolcalls", {}), f"{where}.toolcalls"),
         argv=_argv(merged, where),
         health=_text(merged, "health", where),
         log_patterns=_table_of(merged, "log_patterns", where, _string),
@@ -165,6 +178,43 @@ def backend(name: str, body: object, *, origin: str, base: str) -> BackendSpec:
         process=_text(merged, "process", where),
         served_model=_text(merged, "served_model", where),
         api_key=_text(merged, "api_key", where),
+    )
+
+
+def sampling(own: object, where: str) -> Sampling:
+    """A ``[backend.NAME.sampling]`` table, checked.
+
+    :raises BadSpec: one line naming the place, key, value and what is accepted.
+    """
+    if not isinstance(own, Mapping):
+        raise BadSpec(f"{where} = {own!r} is not a table")
+    _no_unknown(own, Sampling.__struct_fields__, where)
+    default = Sampling()
+    return Sampling(
+        temperature=_between(own.get("temperature", default.temperature), 0, 2, f"{where}.temperature"),
+        seed=_whole(own.get("seed", default.seed), 0, _LARGEST_SEED, f"{where}.seed"),
+        top_p=_between(own["top_p"], 0, 1, f"{where}.top_p", above=True) if "top_p" in own else None,
+        top_k=_whole(own["top_k"], -1, 1_000_000, f"{where}.top_k") if "top_k" in own else None,
+        max_tokens=_whole(own.get("max_tokens", default.max_tokens), 1, 32_768, f"{where}.max_tokens"),
+        extra=_table_of(own, "extra", where, _field),
+    )
+
+
+def toolcalls(own: object, where: str) -> ToolCalling:
+    """A ``[backend.NAME.toolcalls]`` table, checked; errors as for :func:`sampling`."""
+    if not isinstance(own, Mapping):
+        raise BadSpec(f"{where} = {own!r} is not a table")
+    _no_unknown(own, ToolCalling.__struct_fields__, where)
+    protocol = _one_of(own.get("protocol", PROTOCOLS[0]), PROTOCOLS, f"{where}.protocol")
+    for key in ("tool_choice", "parallel"):
+        if key in own and protocol != "tools":
+            raise BadSpec(f"{where}.{key} means nothing to protocol {protocol!r}; it belongs to 'tools'")
+    return ToolCalling(
+        protocol=protocol,
+        stream=_switch(own.get("stream", False), f"{where}.stream"),
+        tool_choice=_one_of(own["tool_choice"], TOOL_CHOICES, f"{where}.tool_choice") if "tool_choice" in own else None,
+        parallel=_switch(own["parallel"], f"{where}.parallel") if "parallel" in own else None,
+        logit_bias=_table_of(own, "logit_bias", where, lambda value, where: _between(value, -100, 100, where)),
     )
 
 
@@ -192,7 +242,7 @@ def _with_profile(body: Mapping[str, Any], where: str) -> dict[str, Any]:
     if body.get("engine", merged.get("engine")) != merged.get("engine"):
         raise BadSpec(f"{where}: profile {name!r} is for engine {merged.get('engine')!r}, not {body['engine']!r}")
     for key, value in body.items():
-        if key in ("options", "env", "floors") and isinstance(value, dict):
+        if key in TABLES and isinstance(value, dict):
             merged[key] = {**merged.get(key, {}), **value}
         else:
             merged[key] = value
@@ -254,6 +304,52 @@ def _argv(table: Mapping[str, object], where: str) -> list[str]:
     if not isinstance(value, list):
         raise BadSpec(f"{where}.argv = {value!r} is not a list of strings")
     return [_string(part, f"{where}.argv[{index}]") for index, part in enumerate(value)]
+
+
+def _field(value: object, where: str) -> Any:
+    """Another field of a request: what JSON has."""
+    name = where.rpartition(".extra.")[2]
+    if name in _OURS:
+        raise BadSpec(f"{where} is set by another key, or by pytest-vram itself: `extra` is for other fields")
+    if not _is_json(value):
+        raise BadSpec(
+            f"{where} = {value!r} cannot be sent as JSON: write strings, finite numbers, booleans, lists, tables"
+        )
+    return value
+
+
+def _is_json(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_json(one) for key, one in value.items())
+    if isinstance(value, list):
+        return all(map(_is_json, value))
+    return isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _between(value: object, least: float, most: float, where: str, *, above: bool = False) -> float:
+    number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+    if not least <= number <= most or (above and number == least):
+        beginning = f"above {least:g}" if above else f"from {least:g}"
+        raise BadSpec(f"{where} = {value!r} is not a number {beginning} to {most:g}")
+    return float(number)
+
+
+def _whole(value: object, least: int, most: int, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise BadSpec(f"{where} = {value!r} is not a whole number from {least} to {most}")
+    return value
+
+
+def _switch(value: object, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise BadSpec(f"{where} = {value!r} is not true or false")
+    return value
+
+
+def _one_of(value: object, names: tuple[str, ...], where: str) -> str:
+    if not isinstance(value, str) or value not in names:
+        raise BadSpec(f"{where} = {value!r} is none of {', '.join(map(repr, names))}")
+    return value
 
 
 def _pid(table: Mapping[str, object], where: str) -> int | None:

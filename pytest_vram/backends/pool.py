@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from pytest_vram import bootlog
+from pytest_vram import bootlog, specfile
 from pytest_vram.backends import engine as engine_named
 from pytest_vram.backends.base import CAPABILITIES, PlanContext, Properties
 from pytest_vram.backends.client import AsyncVramClient, Target, VramClient
@@ -318,8 +318,8 @@ class Pool:
     def spec(self, name: str | None = None, /, **overrides: Any) -> BackendSpec:
         """A backend's spec, with some of its keys changed for one use.
 
-        :param overrides: keys of the table (``model``, ``boot_timeout`` …; ``options``, ``env`` and ``floors`` are
-            merged key by key), or names of engine options with underscores (``ctx_size=2048``). ``None`` as the value
+        :param overrides: keys of the table (``model``, ``boot_timeout`` …; its tables are merged key by
+            key), or names of engine options with underscores (``ctx_size=2048``). ``None`` as the value
             of an option removes it.
         :raises BadSpec: an unknown backend, or a value of the wrong type.
         """
@@ -440,6 +440,11 @@ def overridden(spec: BackendSpec, overrides: Mapping[str, Any]) -> BackendSpec:
             if not isinstance(value, Mapping):
                 raise BadSpec(f"`{key}` must be a table ({where}), not {value!r}")
             table[key] = {**table[key], **value}
+        elif key in ("sampling", "toolcalls"):
+            if not isinstance(value, Mapping):
+                raise BadSpec(f"`{key}` must be a table ({where}), not {value!r}")
+            check = specfile.sampling if key == "sampling" else specfile.toolcalls
+            table[key] = msgspec.to_builtins(check({**table[key], **value}, f"{where}: {key}"))
         elif key in BackendSpec.__struct_fields__:
             table[key] = value
         else:

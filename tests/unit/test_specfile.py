@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_vram import specfile
+from pytest_vram.backends.pool import overridden
 from pytest_vram.errors import BadInput, BadSpec
 from pytest_vram.spec import as_table, without_secrets
 
@@ -105,6 +106,23 @@ def test_every_profile_makes_a_backend(tmp_path: Path, name: str) -> None:
         ("[backend.agent]\nengine = 'llama-server'\nfloors = { tps = 3 }", ["unknown key 'tps'", "tokens_per_second"]),
         ("[backend.agent]\nengine = 'llama-server'\nfloors = { tokens_per_second = -1 }", ["tokens_per_second = -1", "above 0"]),
         ("[backend.agent]\nengine = 'llama-server'\nenv = { A = 1 }", ["env.A = 1"]),
+        ("[backend.a]\nprofile = 'demo'\nsampling = 0.2", ["backend.a.sampling = 0.2 is not a table"]),
+        ("[backend.a]\nprofile = 'demo'\nsampling = { temprature = 0.2 }", ["backend.a.sampling: unknown key 'temprature'", "did you mean 'temperature'?"]),
+        ("[backend.a]\nprofile = 'demo'\nsampling = { temperature = 2.1 }", ["sampling.temperature = 2.1 is not a number from 0 to 2"]),
+        ("[backend.a]\nprofile = 'demo'\nsampling = { temperature = nan }", ["sampling.temperature = nan"]),
+        ("[backend.a]\nprofile = 'demo'\nsampling = { temperature = true }", ["sampling.temperature = True"]),
+        ("[backend.a]\nprofile = 'demo'\nsampling = { top_p = 0 }", ["sampling.top_p = 0 is not a number above 0 to 1"]),
+        ("[backend.a]\nprofile = 'demo'\nsampling = { seed = -1 }", ["sampling.seed = -1 is not a whole number from 0 to 4294967294"]),
+        ("[backend.a]\nprofile = 'demo'\nsampling = { max_tokens = 0 }", ["sampling.max_tokens = 0 is not a whole number from 1 to 32768"]),
+        ("[backend.a]\nprofile = 'demo'\nsampling = { max_tokens = 1.5 }", ["sampling.max_tokens = 1.5"]),
+        ("[backend.a]\nprofile = 'demo'\nsampling = { extra = { min_p = inf } }", ["sampling.extra.min_p = inf cannot be sent as JSON"]),
+        ("[backend.a]\nprofile = 'demo'\nsampling = { extra = { when = 2026-01-01 } }", ["sampling.extra.when", "cannot be sent as JSON"]),
+        ("[backend.a]\nprofile = 'demo'\nsampling = { extra = { messages = [] } }", ["sampling.extra.messages is set by another key"]),
+        ("[backend.a]\nprofile = 'demo'\ntoolcalls = { protocol = 'json' }", ["toolcalls.protocol = 'json' is none of 'tools', 'json_schema', 'few_shot'"]),
+        ("[backend.a]\nprofile = 'demo'\ntoolcalls = { stream = 1 }", ["toolcalls.stream = 1 is not true or false"]),
+        ("[backend.a]\nprofile = 'demo'\ntoolcalls = { tool_choice = 'none' }", ["toolcalls.tool_choice = 'none' is none of 'auto', 'required'"]),
+        ("[backend.a]\nprofile = 'demo'\ntoolcalls = { protocol = 'few_shot', parallel = true }", ["toolcalls.parallel means nothing to protocol 'few_shot'"]),
+        ("[backend.a]\nprofile = 'demo'\ntoolcalls = { logit_bias = { a = 101 } }", ["toolcalls.logit_bias.a = 101 is not a number from -100 to 100"]),
         ("[backend.agent]\nengine = 'llama-server'\noptions = { a = { b = 1 } }", ["options.a"]),
         ("[backend.agent]\nengine = 'llama-server'\noptions = { a = inf }", ["options.a = inf"]),
         ("[backend.agent]\nengine = 'llama-server'\noptions = { a = [] }", ["options.a = []"]),
@@ -123,6 +141,31 @@ def test_what_cannot_be_used_is_one_line_with_its_place(tmp_path: Path, text: st
     assert "\n" not in message
     for part in parts:
         assert part in message
+
+
+def test_sampling_and_tool_calling_come_out_as_written(tmp_path: Path) -> None:
+    """Their tables are part of the spec and of its table in reports; what is left out has its default."""
+    spec = read(
+        tmp_path,
+        "[backend.a]\nprofile = 'demo'\nsampling = { temperature = 0.2, top_k = 40, extra = { min_p = 0.05, dry = ['x'] } }\n"
+        "toolcalls = { stream = true, parallel = false, logit_bias = { read_log = -2 } }\n",
+    ).backends["a"]
+    assert (spec.sampling.temperature, spec.sampling.seed, spec.sampling.top_k) == (0.2, 0, 40)
+    assert spec.sampling.extra == {"min_p": 0.05, "dry": ["x"]}
+    assert (spec.toolcalls.protocol, spec.toolcalls.stream, spec.toolcalls.parallel) == ("tools", True, False)
+    assert as_table(spec)["toolcalls"]["logit_bias"] == {"read_log": -2.0}
+    assert as_table(spec)["sampling"] == {"temperature": 0.2, "top_k": 40, "extra": {"min_p": 0.05, "dry": ["x"]}}
+
+
+def test_a_change_for_one_use_is_merged_and_checked_as_the_file_is(tmp_path: Path) -> None:
+    """``@vram_backend("a", sampling={"seed": 3})`` keeps the other keys, and a bad value names its place."""
+    spec = read(tmp_path, "[backend.a]\nprofile = 'demo'\nsampling = { temperature = 0.2 }\n").backends["a"]
+    changed = overridden(spec, {"sampling": {"seed": 3}, "toolcalls": {"protocol": "few_shot"}})
+    assert (changed.sampling.temperature, changed.sampling.seed, changed.toolcalls.protocol) == (0.2, 3, "few_shot")
+    with pytest.raises(BadSpec, match=r"a change to \[backend\.a\]: sampling\.seed = -1"):
+        overridden(spec, {"sampling": {"seed": -1}})
+    with pytest.raises(BadSpec, match="`toolcalls` must be a table"):
+        overridden(spec, {"toolcalls": "few_shot"})
 
 
 def test_the_file_is_looked_for_in_two_places(tmp_path: Path) -> None:
@@ -159,7 +202,7 @@ def test_an_api_key_never_reaches_a_report(tmp_path: Path) -> None:
 toml_text = st.lists(
     st.sampled_from(
         ["[backend.a]", 'engine = "command"', "engine = 1", 'profile = "demo"', "options = {}", "options = 3", "[tool.vram]",
-         "default = 'a'", "budget = []", "argv = []", "floors = {}", "env = 'x'", "[backend]", "[[backend.a]]", "pid = -1"]
+         "default = 'a'", "budget = []", "argv = []", "floors = {}", "env = 'x'", "sampling = 3", "toolcalls = {}", "[backend]", "[[backend.a]]", "pid = -1"]
     ),
     max_size=6,
 ).map("\n".join)  # fmt: skip
