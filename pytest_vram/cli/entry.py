@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from pytest_vram.cli import toolcalls
 from pytest_vram.cli.output import (
     BAD_USE,
     FAILS,
@@ -35,6 +36,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "fit": ("pytest_vram.cli.estimate", "the same as estimate"),
     "plan": ("pytest_vram.cli.plan", "search the settings under which a model fits a budget"),
     "sweep": ("pytest_vram.cli.sweep", "predict, and measure, the memory of a model over the values of one setting"),
+    "toolcalls": ("pytest_vram.cli.toolcalls", "check cases of tool calls, or ask a deployment them"),
     "watch": ("pytest_vram.cli.watch", "follow a run: devices, backends, tests, leases and who waits for what"),
 }
 #: Verbs whose other arguments are a model and the engine's options, in any order.
@@ -46,7 +48,6 @@ _SIGNED = ("--budget", "--reserve", "--build", "--minimum-context", "--slots", "
 #: Verbs of later versions, so that asking for one says so instead of "invalid choice".
 NOT_BUILT: dict[str, str] = {
     "soak": "runs for hours",
-    "toolcalls": "measures tool-call accuracy",
     "report": "renders the report of a run",
     "init": "writes a first config file",
 }
@@ -202,6 +203,8 @@ def _parser() -> argparse.ArgumentParser:
             verb.add_argument("--backend", metavar="NAME", help="backend of the config file (default: its default)")
         if name == "doctor":
             verb.add_argument("--reap", action="store_true", help="end what earlier runs left behind, and say what")
+        if name == "toolcalls":
+            toolcalls.arguments(verb)
         if name == "watch":
             verb.add_argument("run", nargs="?", metavar="RUN", help="its id, folder or journal (default: the newest)")
             verb.add_argument("--once", action="store_true", help="one look, without waiting for its end")

@@ -22,7 +22,15 @@ BFCL = "bfcl:"
 
 def read(place: str | None, *, base: Path | None = None) -> CaseSet:
     """The cases of a place, each of them valid by itself. :raises BadCases: saying what cannot be used, and where."""
-    wanted = SHIPPED if place is None else place.strip()
+    try:
+        return _read(SHIPPED if place is None else place.strip(), base)
+    except OSError as error:  # of a folder: what goes wrong with a file is said with its name
+        raise BadCases(f"cases cannot be read: {error.filename or place}: {error.strerror or error}") from None
+    except RuntimeError as error:  # of a ~ that leads nowhere
+        raise BadCases(f"the place {place!r} of the cases cannot be used: {error}") from None
+
+
+def _read(wanted: str, base: Path | None) -> CaseSet:
     if not wanted:
         raise BadCases(f'the place of the cases is empty: give a JSONL file, a folder of them, or "{SHIPPED}"')
     if wanted == SHIPPED or wanted.startswith(f"{SHIPPED}:"):
