@@ -1,0 +1,84 @@
+"""A scripted backend in this process, behind the interface of a client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pytest_vram.backends.record import RequestRecord
+from pytest_vram.backends.reply import Reply
+from pytest_vram.errors import BackendDied, RequestFailed, RequestTimeout
+from pytest_vram.testing.scripted import shapes
+from pytest_vram.testing.scripted.answering import Answerer
+from pytest_vram.testing.scripted.script import TRANSPORT, Script
+from pytest_vram.testing.scripted.shapes import ScriptedReply
+from pytest_vram.toolcalls.cases import Case, CaseSet
+
+NAME = "scripted"
+
+
+class ScriptedClient:
+    """Asks a scripted backend that has no process and no port: thousands of cases in a second.
+
+    It answers and raises as :class:`pytest_vram.backends.VramClient` does; latency is not waited for. Faults that only
+    a connection can show end in the error that a client reports, without the bytes.
+    """
+
+    def __init__(self, script: Script, cases: CaseSet | Sequence[Case]) -> None:
+        self.answerer = Answerer(script, cases)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int | None = None, **body: Any) -> Reply:
+        """A chat completion.
+
+        :raises RequestFailed: an error status, or an answer that is none. :raises RequestTimeout: it is never
+            finished. :raises BackendDied: the connection was lost.
+        """
+        limit = {} if max_tokens is None else {"max_tokens": max_tokens}
+        answered = self.answerer.answer({"messages": list(messages), **limit, **body})
+        _raise(answered)
+        content = answered.message.get("content")
+        return Reply(
+            text=content if isinstance(content, str) else "",
+            message=answered.message,
+            finish_reason=answered.finish_reason,
+            tokens_in=answered.tokens_in,
+            tokens_out=answered.tokens_out,
+            record=RequestRecord(
+                id=str(self.answerer.asked),
+                backend=NAME,
+                path="/v1/chat/completions",
+                result="ok",
+                t=0,
+                latency=0.0,
+                waited=0.0,
+                tokens_in=answered.tokens_in,
+                tokens_out=answered.tokens_out,
+                status=200,
+                finish_reason=answered.finish_reason,
+                model=answered.model,
+            ),
+            raw=shapes.completion(answered),
+        )
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text, as the server's ``/tokenize`` gives them."""
+        return shapes.tokens(text)
+
+
+def _raise(answered: ScriptedReply) -> None:
+    what = f"backend {NAME!r} answered HTTP {answered.status} to POST /v1/chat/completions"
+    if answered.error is not None:
+        body = json.dumps(answered.error)
+        raise RequestFailed(f"{what}: {answered.error['error']['message']}", status=answered.status, body=body)
+    fault = answered.fault
+    if fault not in TRANSPORT or fault == "wrong_content_type":
+        return
+    if fault in ("disconnect", "disconnect_midway", "dies", "dies_midway"):
+        raise BackendDied(f"backend {NAME!r} closed the connection during POST /v1/chat/completions")
+    if fault in ("endless", "silent"):
+        raise RequestTimeout(f"backend {NAME!r} did not answer POST /v1/chat/completions in time")
+    if fault == "huge":
+        raise RequestFailed(f"{what}: the answer is larger than what is read of one", status=200)
+    reason = "the answer has no choices" if fault == "empty_choices" else "the answer is not JSON"
+    raise RequestFailed(f"{what}: {reason}", status=200)
