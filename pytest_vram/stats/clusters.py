@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
 
-from pytest_vram.stats.beta import normal_quantile, student_t_quantile
+from pytest_vram.stats.beta import student_t_quantile
 
 
 class ClusterTally:
@@ -106,16 +107,19 @@ def design_effect(clusters: Mapping[str, Sequence[float]]) -> float:
     return _tally(clusters).design_effect()
 
 
-def korn_graubard_factor(clusters: int, n: float, confidence: float) -> float:
+def korn_graubard_factor(clusters: int, n: int, confidence: float) -> float:
     """(t of clusters − 1 ÷ t of n − 1)², at least 1: what the design effect grows by for being estimated.
 
     From Korn and Graubard (1998): with few clusters the variance between them is known badly.
     """
     if clusters < 2:
         return 1.0
-    few = student_t_quantile(confidence, clusters - 1)
-    many = student_t_quantile(confidence, n - 1) if n < 1e6 else normal_quantile(confidence)
-    return max(1.0, (few / many) ** 2)
+    return max(1.0, (_t_quantile(confidence, clusters - 1) / _t_quantile(confidence, n - 1)) ** 2)
+
+
+@lru_cache(maxsize=2048)
+def _t_quantile(confidence: float, degrees: int) -> float:
+    return student_t_quantile(confidence, degrees)
 
 
 def cluster_bootstrap(

@@ -61,12 +61,16 @@ def tango_interval(lost: float, won: float, n: float, confidence: float = 0.95) 
     return tango_bound(lost, won, n, z), tango_bound(lost, won, n, -z)
 
 
-def pairs_needed(discordance: float, margin: float, confidence: float = 0.95, power: float = 0.9) -> int:
-    """How many pairs show non-inferiority within ``margin`` with this power, where nothing was lost in truth.
+def pairs_needed(
+    discordance: float, margin: float, confidence: float = 0.95, power: float = 0.9, *, difference: float = 0.0
+) -> int | None:
+    """How many pairs show non-inferiority within ``margin`` with this power at this true difference.
 
-    (z + z′)²·discordance ÷ margin² (Connor 1987, at a true difference of 0), and at least as many as Tango's
-    bound needs where no pair changes: z²·(1 − margin) ÷ margin.
+    (z + z′)²·(discordance − difference²) ÷ (margin + difference)² (Connor 1987), and at least as many as Tango's
+    bound needs where no pair changes: z²·(1 − margin) ÷ margin. ``None``: the difference is beyond the margin.
     """
+    if difference <= -margin:
+        return None
     z = normal_quantile(confidence)
-    spread = (z + normal_quantile(power)) ** 2 * discordance / margin**2
+    spread = (z + normal_quantile(power)) ** 2 * (discordance - difference**2) / (margin + difference) ** 2
     return math.ceil(max(spread, z * z * (1 - margin) / margin) - 1e-9)

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 Decision = Literal["passed", "failed"]
 
-#: Limits wider than Wald's by more than a tenth cost more cases than the few runs are worth that then end in a decision.
+#: Limits wider than Wald's by more than a tenth cost more cases than the few runs are worth that they decide.
 _LOOSEST, _TIGHTEST = 1.1, 0.5
 #: Beyond this many cases a walk is not computed; the limits go on.
 _MOST = 20_000

@@ -1,58 +1,70 @@
-"""Whether a rate of right tool calls holds: four modes, a paired comparison, and when there is no verdict."""
+"""Whether a rate of right tool calls holds: four modes, a paired comparison, and when there is no verdict.
+
+The cases of a family succeed and fail together. Where families have several cases, counts are divided by the design
+effect before exact bounds are taken (:mod:`pytest_vram.toolcalls.counting`).
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import msgspec
 
-from pytest_vram.toolcalls.results import Results
+from pytest_vram.stats import (
+    critical_count,
+    detectable_drop,
+    false_alarm_of_point_rule,
+    fixed_sample_size,
+    least_count_of_point_rule,
+    more_without_failure,
+)
+from pytest_vram.toolcalls.counting import Sample, answered, percent, percent_range, points, sample, troubles
+from pytest_vram.toolcalls.paired import Paired, compare
+from pytest_vram.toolcalls.results import CaseResult, Results
+from pytest_vram.toolcalls.sequential import SequentialTest, sequential
+from pytest_vram.toolcalls.verdict_terms import COMPLETION, JUDGES, MODES, Judge, Mode, problem
 
-Mode = Literal["not_below", "proven", "sprt", "point"]
-Judge = Literal["first_try", "after_retry"]
-MODES = ("not_below", "proven", "sprt", "point")
-JUDGES = ("first_try", "after_retry")
-#: Least share of cases that must have an answer.
-COMPLETION = 0.95
+__all__ = [
+    "COMPLETION",
+    "JUDGES",
+    "MODES",
+    "Judge",
+    "Mode",
+    "Paired",
+    "Verdict",
+    "compare",
+    "judge",
+    "problem",
+    "sequential",
+]
 
+#: A drop that takes more than this to be found is no realistic regression: there are too few cases.
+REALISTIC_DROP = 0.10
+#: With fewer failures than this nothing can be said about how far families fail together; proofs assume this much.
+FEW_FAILURES = 10
+ASSUMED_ICC = 0.1
 
-class Paired(msgspec.Struct, frozen=True, kw_only=True):
-    """Two deployments on the same cases.
+_GRAVITY = {"passed": 0, "inconclusive": 1, "failed": 2, "error": 3}
 
-    :ivar baseline: name. :ivar pairs: cases that both answered. :ivar lost: right before and wrong now; ``won``: the
-        other way round. :ivar difference: rate now minus rate before, with its interval ``low``, ``high`` (Tango).
-    :ivar p_value: McNemar's exact test, for display. :ivar outcome: ``passed`` (not worse by more than the margin),
-        ``failed`` (significantly worse, and by more than the margin), ``inconclusive``.
-    """
-
-    baseline: str
-    margin: float
-    pairs: int
-    lost: int
-    won: int
-    difference: float
-    low: float
-    high: float
-    p_value: float
-    outcome: Literal["passed", "failed", "inconclusive"]
-    text: str
-    families_lost: int = 0
-    families_won: int = 0
-    notes: list[str] = []
+Outcome = Literal["passed", "failed", "inconclusive", "error"]
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the cases say about a target.
 
-    :ivar outcome: ``error``: refused, fewer than 95 % of the cases have an answer. :ivar right: of ``n`` cases.
+    :ivar outcome: ``error``: refused, fewer than 95 % of the cases have an answer. With a baseline the graver of the
+        target's and the comparison's. :ivar right: of ``n`` cases.
     :ivar low: one-sided Clopper–Pearson bounds at ``confidence`` on n ÷ design effect, with ``high``.
     :ivar wilson: two-sided interval for display. :ivar design_effect: 1 where the cases of a family are independent.
     :ivar detectable: the drop below the target, as a share, that this n detects with 80 % power; ``None``: none.
     :ivar false_alarm: mode ``point``: how often a deployment that is truly at the target fails this rule.
-    :ivar text: sentences for a person. :ivar warnings: such as too few cases to fail anything realistic.
+    :ivar other_rate: of the answers that are not judged: after a retry, or of the first try.
+    :ivar text: sentences for a person, about the target; those about a baseline are ``paired.text``.
+    :ivar warnings: such as too few cases to fail anything realistic.
     """
 
-    outcome: Literal["passed", "failed", "inconclusive", "error"]
+    outcome: Outcome
     mode: Mode
     judge: Judge
     target: float
@@ -88,7 +100,219 @@ def judge(
 ) -> Verdict:
     """Hold results against a target.
 
+    :param target: a share over 0 and up to 1. :param confidence: of a one-sided bound.
     :param margin: the drop that ``sprt`` and a comparison with ``baseline`` are about, as a share.
     :param repeated: the baseline asked a second time (an A/A pair): what changes without any change.
+    :raises ValueError: arguments that make no sense (:func:`problem` says so beforehand).
+    :raises BadCases: a baseline of other cases.
     """
-    raise NotImplementedError  # frame
+    wrong = problem(
+        target=target, mode=mode, confidence=confidence, margin=margin, judge=judge, compared=baseline is not None
+    )
+    if wrong is not None:
+        raise ValueError(wrong)
+    paired = None
+    if baseline is not None:
+        paired = compare(results, baseline, judge=judge, confidence=confidence, margin=margin, repeated=repeated)
+    counted = answered(results.results, judge)
+    asked = len(results.results)
+    common: dict[str, Any] = {
+        "mode": mode,
+        "judge": judge,
+        "target": target,
+        "confidence": confidence,
+        "completion": len(counted) / asked if asked else 0.0,
+        "planned": results.planned,
+        "paired": paired,
+    }
+    if not counted or len(counted) < COMPLETION * asked:
+        right = sum(result.judged(judge).outcome == "right" for result in counted)
+        return Verdict(
+            outcome="error",
+            right=right,
+            n=len(counted),
+            families=len({result.family for result in counted}),
+            rate=right / len(counted) if counted else None,
+            text=_refused(results, len(counted), judge),
+            **common,
+        )
+    found = sample(counted, judge, confidence)
+    outcome, text, warnings, false_alarm = _decided(found, counted, results, target, mode, confidence, margin, judge)
+    if paired is not None and _GRAVITY[paired.outcome] > _GRAVITY[outcome]:
+        outcome = paired.outcome
+    other = "after_retry" if judge == "first_try" else "first_try"
+    others = answered(results.results, other)
+    return Verdict(
+        outcome=outcome,
+        right=found.right,
+        n=found.n,
+        families=found.families,
+        rate=found.rate,
+        low=_proof(found, counted, judge, confidence).lower(confidence),
+        high=found.upper(confidence),
+        wilson=found.wilson(confidence),
+        design_effect=found.design_effect,
+        detectable=detectable_drop(found.n, target, confidence, design_effect=found.design_effect),
+        false_alarm=false_alarm,
+        other_rate=sum(result.judged(other).outcome == "right" for result in others) / len(others) if others else None,
+        text=f"{_begin(found, target, confidence)}{text}{_together(found)}",
+        warnings=warnings,
+        **common,
+    )
+
+
+_Decided = tuple[Outcome, str, list[str], float | None]
+
+
+def _decided(
+    found: Sample,
+    counted: Sequence[CaseResult],
+    results: Results,
+    target: float,
+    mode: Mode,
+    confidence: float,
+    margin: float,
+    judge: Judge,
+) -> _Decided:
+    if mode == "not_below":
+        return _not_below(found, target, confidence)
+    if mode == "proven":
+        return _proven(found, _proof(found, counted, judge, confidence), target, confidence)
+    if mode == "sprt":
+        return _sprt(counted, results, target, confidence, margin, judge)
+    return _point(found, target)
+
+
+def _not_below(found: Sample, target: float, confidence: float) -> _Decided:
+    """Failed where the target is out of reach of the upper bound."""
+    high = found.upper(confidence)
+    if high < target:
+        text = f"below it: at {percent(confidence)} confidence the true rate is at most {percent(high)}."
+        return "failed", text, [], None
+    detectable = detectable_drop(found.n, target, confidence, design_effect=found.design_effect)
+    chance = " (the difference is within chance)" if found.rate < target else ""
+    text = f"not shown to be below it{chance}."
+    if detectable is not None:
+        text += f" A drop of {points(detectable)} would be found 8 times of 10."
+    return "passed", text, _too_few(found, target, confidence, detectable), None
+
+
+def _too_few(found: Sample, target: float, confidence: float, detectable: float | None) -> list[str]:
+    """A warning where so few cases fail nothing realistic."""
+    if detectable is not None and detectable <= REALISTIC_DROP:
+        return []
+    worth = f"{found.n} cases" if found.design_effect < 1.05 else f"{found.n} cases, worth {found.worth},"
+    critical = critical_count(found.n, target, confidence, design_effect=found.design_effect)
+    if critical < 0:
+        fails = f"none right of {found.n} would pass as well"
+    else:
+        fails = f"only {critical} right of {found.n} ({percent(critical / found.n)}) or fewer fail"
+    drop = "no drop" if detectable is None else f"only a drop of {points(detectable)}"
+    return [
+        f"{worth} are too few to hold {percent(target)}: {fails}, and {drop} would be found 8 times of 10. Ask more "
+        "cases of more families."
+    ]
+
+
+def _proof(found: Sample, counted: Sequence[CaseResult], judge: Judge, confidence: float) -> Sample:
+    """The sample as a proof may count it: where failures are few, families are assumed to fail together somewhat."""
+    if found.n - found.right >= FEW_FAILURES:
+        return found
+    return sample(counted, judge, confidence, least_icc=ASSUMED_ICC)
+
+
+def _proven(found: Sample, proof: Sample, target: float, confidence: float) -> _Decided:
+    """Passed where the lower bound reaches the target, failed where the upper bound does not."""
+    low, high = proof.lower(confidence), found.upper(confidence)
+    if low >= target:
+        return (
+            "passed",
+            f"proven: at {percent(confidence)} confidence the true rate is at least {percent(low)}.",
+            [],
+            None,
+        )
+    if high < target:
+        text = f"refuted: at {percent(confidence)} confidence the true rate is at most {percent(high)}."
+        return "failed", text, [], None
+    text = f"neither proven nor refuted: the true rate may be as low as {percent(low)}."
+    more = more_without_failure(found.right, found.n, target, confidence, design_effect=proof.design_effect)
+    if more is None:
+        return "inconclusive", f"{text} No number of cases proves {percent(target)}.", [], None
+    cases = "case" if more == 1 else "cases"
+    return "inconclusive", f"{text} It would take {more} more {cases} without a failure to prove it.", [], None
+
+
+def _sprt(
+    counted: Sequence[CaseResult],
+    results: Results,
+    target: float,
+    confidence: float,
+    margin: float,
+    judge: Judge,
+) -> _Decided:
+    """The sequential test, in the order in which the cases were asked."""
+    test = SequentialTest(target, margin, confidence, max(results.planned, len(counted)))
+    for result in counted:
+        if test.add(result.family, result.judged(judge).outcome == "right") is not None:
+            break
+    decision = test.final()
+    lower = percent(target - margin)
+    if test.decision is not None:
+        when = f"decided after {test.decided_after} of {test.test.most} cases"
+    else:
+        when = f"decided with the last of {len(counted)} cases"
+    if decision == "passed":
+        return "passed", f"not below it, in a sequential test against {lower} ({when}).", [], None
+    if decision == "failed":
+        return "failed", f"below it, in a sequential test against {lower} ({when}).", [], None
+    fixed = fixed_sample_size(target, target - margin, 1 - confidence, 1 - confidence)
+    text = (
+        f"the sequential test cannot tell it from {lower} with {len(counted)} cases; {fixed} independent ones are enough "
+        "for a test without an early end."
+    )
+    return "inconclusive", text, [], None
+
+
+def _point(found: Sample, target: float) -> _Decided:
+    """The literal rule: as many right as the target says."""
+    false_alarm = false_alarm_of_point_rule(found.n, target)
+    needed = least_count_of_point_rule(found.n, target)
+    held = found.right >= needed
+    text = (
+        f"{needed} right are needed. This rule fails a deployment that is truly at {percent(target)} "
+        f"{percent(false_alarm)} of the time; mode not_below does so at most {percent(1 - 0.95)}."
+    )
+    return ("passed" if held else "failed"), text, [], false_alarm
+
+
+def _begin(found: Sample, target: float, confidence: float) -> str:
+    low, high = found.wilson(confidence)
+    return (
+        f"{found.right} of {found.n} right ({percent(found.rate)}, {percent(confidence)} interval "
+        f"{percent_range(low, high)}); target {percent(target)}: "
+    )
+
+
+def _together(found: Sample) -> str:
+    """What families make of the number of cases."""
+    if found.families == 1 and found.n > 1:
+        return f" All {found.n} cases are of one family and count as one."
+    if found.design_effect < 1.05:
+        return ""
+    return (
+        f" The cases of a family succeed and fail together: {found.n} of {found.families} families are worth "
+        f"{found.worth} independent ones."
+    )
+
+
+def _refused(results: Results, counted: int, judge: Judge) -> str:
+    asked = len(results.results)
+    if not asked:
+        return "No case was asked: there is nothing to judge."
+    why = troubles(results.results, judge)
+    lost = asked - counted
+    have = "has" if lost == 1 else "have"
+    return (
+        f"{lost} of {asked} cases {have} no answer that can be judged: {why}. {percent(counted / asked)} were answered, "
+        f"and a verdict takes {percent(COMPLETION)}: see to the server, and ask again."
+    )
