@@ -64,16 +64,16 @@ def compare(
     for other in (baseline, repeated):
         if other is not None and other.digest != results.digest:
             raise BadCases(
-                f"The results of {results.backend} are of the cases {results.cases} (digest {results.digest}), those of "
-                f"{other.backend} of {other.cases} (digest {other.digest}): they cannot be compared case by case. Run "
+                f"The results of {results.backend} are of the cases {results.cases} (digest {results.digest}), those "
+                f"of {other.backend} of {other.cases} (digest {other.digest}): they cannot be compared case by case. Run "
                 "both on the same cases."
             )
     changes = _changes(results, baseline, judge)
     notes = _differences(results, baseline, judge)
     thin = [
-        f"only {percent(len(answered(side.results, judge)) / len(side.results))} of the cases of {side.backend} have an answer"
+        f"only {percent(share)} of the cases of {side.backend} have an answer"
         for side in (results, baseline)
-        if side.results and len(answered(side.results, judge)) < COMPLETION * len(side.results)
+        if (share := len(answered(side.results, judge)) / max(1, len(side.results))) < COMPLETION
     ]
     if not changes.n:
         return _none(baseline.backend, margin, notes)
@@ -194,8 +194,8 @@ def _needed(changes: _Changes, margin: float, confidence: float, effect: float) 
     needed = pairs_needed(discordance, margin, confidence)
     if needed is not None and needed * effect > n:
         return (
-            f"With {percent(discordance)} of the answers changed, about {round(needed * effect)} cases show that nothing "
-            "was lost, if so it is."
+            f"With {percent(discordance)} of the answers changed, about {round(needed * effect)} cases show that "
+            "nothing was lost, if so it is."
         )
     difference = (changes.won - changes.lost) / n
     needed = pairs_needed(discordance, margin, confidence, difference=min(0.0, difference))

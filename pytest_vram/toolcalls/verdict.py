@@ -180,7 +180,7 @@ def _decided(
         return _proven(found, _proof(found, counted, judge, confidence), target, confidence)
     if mode == "sprt":
         return _sprt(counted, results, target, confidence, margin, judge)
-    return _point(found, target)
+    return _point(found, target, confidence)
 
 
 def _not_below(found: Sample, target: float, confidence: float) -> _Decided:
@@ -225,12 +225,8 @@ def _proven(found: Sample, proof: Sample, target: float, confidence: float) -> _
     """Passed where the lower bound reaches the target, failed where the upper bound does not."""
     low, high = proof.lower(confidence), found.upper(confidence)
     if low >= target:
-        return (
-            "passed",
-            f"proven: at {percent(confidence)} confidence the true rate is at least {percent(low)}.",
-            [],
-            None,
-        )
+        text = f"proven: at {percent(confidence)} confidence the true rate is at least {percent(low)}."
+        return "passed", text, [], None
     if high < target:
         text = f"refuted: at {percent(confidence)} confidence the true rate is at most {percent(high)}."
         return "failed", text, [], None
@@ -267,20 +263,20 @@ def _sprt(
         return "failed", f"below it, in a sequential test against {lower} ({when}).", [], None
     fixed = fixed_sample_size(target, target - margin, 1 - confidence, 1 - confidence)
     text = (
-        f"the sequential test cannot tell it from {lower} with {len(counted)} cases; {fixed} independent ones are enough "
-        "for a test without an early end."
+        f"the sequential test cannot tell it from {lower} with {len(counted)} cases; {fixed} independent ones are "
+        "enough for a test without an early end."
     )
     return "inconclusive", text, [], None
 
 
-def _point(found: Sample, target: float) -> _Decided:
+def _point(found: Sample, target: float, confidence: float) -> _Decided:
     """The literal rule: as many right as the target says."""
     false_alarm = false_alarm_of_point_rule(found.n, target)
     needed = least_count_of_point_rule(found.n, target)
     held = found.right >= needed
     text = (
         f"{needed} right are needed. This rule fails a deployment that is truly at {percent(target)} "
-        f"{percent(false_alarm)} of the time; mode not_below does so at most {percent(1 - 0.95)}."
+        f"{percent(false_alarm)} of the time; mode not_below does so in at most {percent(1 - confidence)}."
     )
     return ("passed" if held else "failed"), text, [], false_alarm
 
@@ -299,10 +295,7 @@ def _together(found: Sample) -> str:
         return f" All {found.n} cases are of one family and count as one."
     if found.design_effect < 1.05:
         return ""
-    return (
-        f" The cases of a family succeed and fail together: {found.n} of {found.families} families are worth "
-        f"{found.worth} independent ones."
-    )
+    return f" Cases of a family are not independent: {found.n} of {found.families} families count as {found.worth}."
 
 
 def _refused(results: Results, counted: int, judge: Judge) -> str:
@@ -313,6 +306,6 @@ def _refused(results: Results, counted: int, judge: Judge) -> str:
     lost = asked - counted
     have = "has" if lost == 1 else "have"
     return (
-        f"{lost} of {asked} cases {have} no answer that can be judged: {why}. {percent(counted / asked)} were answered, "
-        f"and a verdict takes {percent(COMPLETION)}: see to the server, and ask again."
+        f"{lost} of {asked} cases {have} no answer that can be judged: {why}. {percent(counted / asked)} were "
+        f"answered, and a verdict takes {percent(COMPLETION)}: see to the server, and ask again."
     )
