@@ -152,10 +152,12 @@ def near_miss_tool(site: Site) -> Call | None:
 
 
 def _misspelt(name: str, chance: random.Random) -> str | None:
-    if len(name) < 4:
+    """The name with a letter doubled or left out; of a short one too little would be left."""
+    if len(name) < 3:
         return None
     at = chance.randrange(1, len(name) - 1)
-    return name[:at] + name[at] + name[at:] if chance.random() < 0.5 else name[:at] + name[at + 1 :]
+    doubled = len(name) < 6 or chance.random() < 0.5
+    return name[:at] + name[at] + name[at:] if doubled else name[:at] + name[at + 1 :]
 
 
 def invented_tool(site: Site) -> Call | None:
