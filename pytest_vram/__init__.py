@@ -19,10 +19,12 @@ __all__ = [
     "min_tokens_per_second",
     "requires_vram",
     "serial_only",
+    "toolcall_accuracy",
     "vram_backend",
 ]
 
 if TYPE_CHECKING:
+    import os
     from typing import Literal
 
     import pytest
@@ -52,6 +54,22 @@ if TYPE_CHECKING:
 
     def min_tokens_per_second(rate: float) -> pytest.MarkDecorator:
         """Fail the test when the median decode rate of its requests is below ``rate``."""
+
+    def toolcall_accuracy(
+        target: float,
+        *,
+        cases: str | os.PathLike[str] | None = None,
+        mode: Literal["not_below", "proven", "sprt", "point"] = "not_below",
+        confidence: float = 0.95,
+        baseline: str | os.PathLike[str] | None = None,
+        margin: float = 0.05,
+        retries: int = 1,
+        judge: Literal["first_try", "after_retry"] = "first_try",
+    ) -> pytest.MarkDecorator:
+        """Fail the test when the share of tool calls that are right is below ``target``, such as ``0.94``.
+
+        The cases are asked in the set-up; the ``vram_toolcalls`` fixture holds what became of them.
+        """
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ import pytest
 
 from pytest_vram import advising, predicting, specfile, units
 from pytest_vram import settings as settings_module
+from pytest_vram.accuracy_hooks import Cases
 from pytest_vram.blame import Quick
 from pytest_vram.errors import BadInput, VramError
 from pytest_vram.judging import Judgement, broken, judge, judges_all, with_outcome
@@ -166,6 +167,7 @@ class Activity:
         self.run = run
         self.config = config
         self.shared = Shared(run, int(run.settings.interval_ms * 1e6))
+        self.cases = Cases(run, config)
         self._missing: str | None = None
         self._next: pytest.Item | None = None
         self._ends: bool | None = None
@@ -190,6 +192,7 @@ class Activity:
         if plan is None:
             marks = [(mark.name, mark.args, mark.kwargs) for mark in item.iter_markers()]
             plan = item.stash[PLAN] = plan_of(marks, getattr(item, "fixturenames", ()))
+            self.cases.follow(item, plan)
         return plan
 
     # ------------------------------------------------------------ one test
@@ -224,6 +227,7 @@ class Activity:
         if plan.backend is not None and plan.backend not in self.run.specs.backends:
             known = specfile.known(self.run.specs.backends, plan.backend)
             plan.errors.append(f"@vram_backend: {plan.backend!r} is not a backend of the config file: {known}")
+        wanted = self.cases.wanted(item, plan)
         if plan.errors:
             pytest.fail("\n".join(dict.fromkeys(plan.errors)), pytrace=False)
         self._admit(plan)
@@ -232,7 +236,11 @@ class Activity:
                 self._begin(item, plan)
             else:
                 self.shared.close()
-                attempt = item.stash[ATTEMPT] = self.run.begin(key_of(item), plan, judged=self._judges)
+                before = self.cases.ask_baseline(key_of(item), plan, wanted)
+                attempt = self.run.attempted(key_of(item), plan)
+                attempt.wanted, attempt.before = wanted, before
+                self.run.start(attempt, judged=self._judges)
+                item.stash[ATTEMPT] = attempt
                 if self.run.predicted and attempt.window is None:
                     self._unmeasured(attempt)
         except VramError as error:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_vram.stash import RUN
+from pytest_vram.stash import ACCURACY, RUN
 
 if TYPE_CHECKING:
+    from pytest_vram.accuracy import ToolcallResult
     from pytest_vram.backends import AsyncVramClient, Pool, RunningBackend, VramClient
     from pytest_vram.meter import Meter
     from pytest_vram.run import Run
@@ -83,3 +84,24 @@ def vram_estimate(request: pytest.FixtureRequest) -> Estimate:
     plan = run.attempt.plan if run.attempt else None
     with told():
         return estimate_of(run.pool.spec(plan.backend if plan else None, **(plan.overrides if plan else {})))
+
+
+@pytest.fixture
+def vram_toolcalls(request: pytest.FixtureRequest) -> ToolcallResult:
+    """What became of this test's ``toolcall_accuracy`` cases: ``rate``, ``verdict``, ``kinds``, ``case(id)``.
+
+    They are asked in the set-up of the test, whether it uses this fixture or not.
+    """
+    from pytest_vram.errors import BadMarker
+    from pytest_vram.outcomes import told
+
+    run = run_of(request.config)
+    with told():
+        attempt = run.attempt
+        if attempt is None or attempt.wanted is None:
+            raise BadMarker(
+                "the vram_toolcalls fixture holds what became of a test's cases, and this test asks for none: mark it"
+                " with @toolcall_accuracy(0.94)"
+            )
+        run.meter()  # the cases are asked within a window, so that their memory is this test's
+        return request.config.stash[ACCURACY].result(attempt, attempt.wanted)

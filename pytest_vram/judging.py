@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,8 +20,13 @@ from pytest_vram.ledger import Ledger, combined
 from pytest_vram.measure.torch_memory import bounded
 from pytest_vram.readings import Measured, Reading
 from pytest_vram.report.records import BackendRecord, Outcome, TestRecord
+from pytest_vram.report.toolcall_lines import failure_lines
+from pytest_vram.report.toolcalls import AskedRecord, ToolcallRecord, asked_record, worst_cases
 from pytest_vram.run import Attempt, Run
 from pytest_vram.spec import Limits, as_table, without_secrets
+
+if TYPE_CHECKING:
+    from pytest_vram.accuracy import Asked, ToolcallResult
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +109,10 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
         rate = checks.judge_rate(rates, attempt.plan.rate, limit_from="@min_tokens_per_second", doubts=doubts)
         if rate is not None:
             findings.append(rate)
+    accuracy = attempt.toolcalls
+    toolcalls = record_of(accuracy) if accuracy is not None else None
+    if toolcalls is not None:
+        findings.extend(finding_of(toolcalls))
     record = TestRecord(
         nodeid=attempt.key,
         outcome=outcome,
@@ -120,6 +130,7 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
         findings=findings,
         shares=list(closed.shares) if closed else [],
         requests=requests,
+        toolcalls=toolcalls,
         backends=list(attempt.backends),
         overlapped=list(closed.overlapped) if closed else [],
         device=dict(closed.device) if closed and not run.predicted else {},
@@ -136,9 +147,43 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
         worker=run.worker,
     )
     records = _records(attempt, None if run.predicted else closed)
+    records += [backend_record(backend, {}) for backend in attempt.before]
     if run.predicted:  # host memory is read all the same, and no limit is held against it
         records = [msgspec.structs.replace(one, boot_peak={}, at_ready={}, peak={}) for one in records]
     return Judgement(record=record, findings=findings, backends=records)
+
+
+def record_of(found: ToolcallResult) -> ToolcallRecord:
+    """What became of a test's cases, as its record in the report has it."""
+    compared = found.compared
+    return ToolcallRecord(
+        verdict=found.verdict,
+        asked=_asked(found.asked),
+        baseline=_asked(compared) if compared is not None else None,
+        worst=worst_cases(found.results, found.verdict.judge),
+    )
+
+
+def _asked(asked: Asked) -> AskedRecord:
+    return asked_record(
+        asked.results,
+        file=str(asked.path) if asked.path is not None else None,
+        reused=asked.reused,
+        notes=[asked.trouble] if asked.trouble is not None else [],
+    )
+
+
+def finding_of(record: ToolcallRecord) -> list[Finding]:
+    """The finding of a test whose share of right tool calls does not hold; nothing where it does."""
+    outcome = record.outcome
+    if outcome == "passed":
+        return []
+    text = "\n".join(failure_lines(record))
+    return [
+        Finding(
+            check="toolcall_accuracy", verdict=outcome, section="tool calls", text=text, limit_from="@toolcall_accuracy"
+        )
+    ]
 
 
 def _with_torch(run: Run, attempt: Attempt, closed: Closed) -> Closed:

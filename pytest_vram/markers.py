@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 OVERS = ("total", "baseline")
 SCOPES = ("run", "backend", "process", "device")
+#: Most retries of one case: what three rounds of feedback do not repair, a fourth does not either.
+RETRIES = 3
+_EXAMPLES = {"target": "0.94", "confidence": "0.95", "margin": "0.05"}
 
 
 def _max_vram(limit: object, *, over: object = "total", scope: object = "run", phase: object = None) -> dict[str, Any]:
@@ -50,6 +54,78 @@ def _min_tokens_per_second(rate: object) -> dict[str, Any]:
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < math.inf:
         raise ValueError(f"rate={rate!r} is not a number of tokens per second above 0")
     return {"rate": float(rate)}
+
+
+def _toolcall_accuracy(
+    target: object,
+    *,
+    cases: object = None,
+    mode: object = "not_below",
+    confidence: object = 0.95,
+    baseline: object = None,
+    margin: object = 0.05,
+    retries: object = 1,
+    judge: object = "first_try",
+) -> dict[str, Any]:
+    from pytest_vram.toolcalls.verdict import JUDGES, MODES
+
+    _one_of("mode", mode, MODES)
+    _one_of("judge", judge, JUDGES)
+    rate = share("target", target, most=1.0)
+    level = share("confidence", confidence)
+    if not 0.5 < level < 1:
+        raise ValueError(f"confidence={confidence!r} is not between 0.5 and 1: write 0.95")
+    drop = share("margin", margin)
+    if not drop < 1:
+        raise ValueError(f"margin={margin!r} is not below 1: write the drop that matters as a share, such as 0.05")
+    if not drop < rate and (mode == "sprt" or baseline is not None):  # it decides nothing else
+        raise ValueError(f"margin={margin!r} is not below target={target!r}: write the drop that matters, such as 0.05")
+    if mode == "sprt" and rate >= 1:
+        raise ValueError(
+            f"target={target!r} is beyond mode='sprt', which needs a target below 1: write 0.98, or mode='proven'"
+        )
+    if isinstance(retries, bool) or not isinstance(retries, int) or not 0 <= retries <= RETRIES:
+        raise ValueError(f"retries={retries!r} is not a whole number from 0 to {RETRIES}")
+    if judge == "after_retry" and retries == 0:
+        raise ValueError("judge='after_retry' with retries=0 has no retry to judge: write retries=1")
+    return {
+        "target": rate,
+        "cases": _place("cases", cases, "'shipped', a JSONL file, a folder of them, or 'bfcl:simple_python'"),
+        "mode": mode,
+        "confidence": level,
+        "baseline": _place("baseline", baseline, "a backend of the config file, or an earlier results file"),
+        "margin": drop,
+        "retries": retries,
+        "judge": judge,
+    }
+
+
+def share(argument: str, value: object, *, most: float = math.inf) -> float:
+    """A number above 0 that is a share of 1, at most ``most``.
+
+    :raises ValueError: naming what is accepted; a percentage is told how to be written as a share.
+    """
+    said = f"{argument}={value!r}"
+    if isinstance(value, str):
+        raise ValueError(f"{said} is a string and not a number: write it without quotes, such as {_EXAMPLES[argument]}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{said} is not a number: write a share such as {_EXAMPLES[argument]}")
+    if 1 < value <= 100 and most <= 1:
+        raise ValueError(f"{said} is not a share: write {value / 100:.10g}")
+    if not 0 < value <= most:
+        raise ValueError(
+            f"{said} is not a share above 0{' and at most 1' if most <= 1 else ''}: write such as {_EXAMPLES[argument]}"
+        )
+    return float(value)
+
+
+def _place(argument: str, value: object, accepted: str) -> str | None:
+    if value is None:
+        return None
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{argument}={value!r} is not a place: write {accepted}")
+    return text
 
 
 class Marker:
@@ -98,13 +174,28 @@ MARKERS: dict[str, Marker] = {
         "fail the test when the median decode rate of its requests is below rate",
         _min_tokens_per_second,
     ),
-    "toolcall_accuracy": Marker("toolcall_accuracy(target, ...)", "not built yet: an error of the test", None),
+    "toolcall_accuracy": Marker(
+        'toolcall_accuracy(target, *, cases=None, mode="not_below", confidence=0.95, baseline=None, margin=0.05,'
+        ' retries=1, judge="first_try")',
+        "fail the test when the share of tool calls that are right is below target, such as 0.94",
+        _toolcall_accuracy,
+    ),
     "idle_rollback": Marker("idle_rollback(tolerance, settle)", "not built yet: an error of the test", None),
     "vram_soak": Marker("vram_soak(turns=None, hours=None)", "not built yet: an error of the test", None),
 }
 
 #: Fixtures whose use makes the plugin take part in a test.
-FIXTURES = frozenset({"vram", "vram_backend", "vram_backends", "vram_client", "vram_async_client", "vram_estimate"})
+FIXTURES = frozenset(
+    {
+        "vram",
+        "vram_async_client",
+        "vram_backend",
+        "vram_backends",
+        "vram_client",
+        "vram_estimate",
+        "vram_toolcalls",
+    }
+)
 
 
 def read(name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, Any]:

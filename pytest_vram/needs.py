@@ -20,6 +20,7 @@ class Plan(msgspec.Struct, kw_only=True):
 
     :ivar errors: one message for each marker that cannot be used; the test is an error with the first.
     :ivar limits: meanings of its ``max_vram`` markers, the closest of each (over, scope, phase).
+    :ivar toolcalls: meaning of its ``toolcall_accuracy`` marker.
     :ivar takes_part: whether the test has anything to do with this plugin.
     :ivar wants_backend: whether its fixtures start its backend. :ivar names_backend: whether that, its marker or its
         estimate says which backend it is about. :ivar may_use_backends: whether a fixture lets it start others.
@@ -34,6 +35,7 @@ class Plan(msgspec.Struct, kw_only=True):
     overrides: dict[str, Any] = {}
     requires: list[dict[str, Any]] = []
     rate: float | None = None
+    toolcalls: dict[str, Any] | None = None
     takes_part: bool = False
     wants_backend: bool = False
     names_backend: bool = False
@@ -85,6 +87,10 @@ def plan_of(marks: Iterable[tuple[str, tuple[object, ...], Mapping[str, object]]
                 plan.requires.append(meaning)
             case "min_tokens_per_second":
                 plan.rate = meaning["rate"]
+            case "toolcall_accuracy":
+                plan.toolcalls = meaning
+                # Its cases are asked in the set-up, whether the test takes their results or not.
+                plan.wants_backend = plan.names_backend = True
     return plan
 
 

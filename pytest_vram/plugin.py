@@ -19,6 +19,7 @@ from pytest_vram.fixtures import (
     vram_backends,
     vram_client,
     vram_estimate,
+    vram_toolcalls,
 )
 from pytest_vram.markers import FIXTURES, MARKERS
 from pytest_vram.stash import RUN
@@ -26,7 +27,15 @@ from pytest_vram.stash import RUN
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
-__all__ = ["vram", "vram_async_client", "vram_backend", "vram_backends", "vram_client", "vram_estimate"]
+__all__ = [
+    "vram",
+    "vram_async_client",
+    "vram_backend",
+    "vram_backends",
+    "vram_client",
+    "vram_estimate",
+    "vram_toolcalls",
+]
 
 #: Setting → (metavar, help). Checked by :mod:`pytest_vram.settings`, which a run without any of them never imports.
 OPTIONS: dict[str, tuple[str, str]] = {

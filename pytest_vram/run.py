@@ -44,6 +44,7 @@ from pytest_vram.readings import Measured, Reading, Unmeasurable
 from pytest_vram.settings import Settings
 
 if TYPE_CHECKING:
+    from pytest_vram.accuracy import ToolcallResult, Wanted
     from pytest_vram.advice.records import Advice
     from pytest_vram.checks.finding import Finding
     from pytest_vram.predicting import Predictions
@@ -88,6 +89,8 @@ class Attempt:
     :ivar judged: whether it stands in the report and is held against limits. :ivar gated: whether it has entered the
         gate of this process. :ivar waited: seconds before it could begin, with ``waited_for`` what was wanted.
     :ivar earlier: findings on the part of it that came before its window. :ivar allocators: torch's, in its window.
+    :ivar wanted: cases of tool calls that its marker asks for; ``toolcalls`` is what became of them.
+    :ivar before: backends that were asked for it in a window of their own, before it began.
     :ivar admitted: its windows, with the keepers that opened them: until it leaves, others wait for what it holds.
     """
 
@@ -106,6 +109,9 @@ class Attempt:
         self.uses: list[str] = []
         self.earlier: list[Finding] = []
         self.allocators: list[Allocator] = []
+        self.wanted: Wanted | None = None
+        self.toolcalls: ToolcallResult | None = None
+        self.before: list[RunningBackend] = []
         self.admitted: list[tuple[KeeperClient, int]] = []
 
 
@@ -382,12 +388,20 @@ class Run:
         :raises KeeperError: when no window can be opened.
         """
         attempt = self.attempted(key, plan)
+        self.start(attempt, judged=judged)
+        return attempt
+
+    def start(self, attempt: Attempt, *, judged: bool) -> None:
+        """Open the window of a new attempt, where something is judged or used.
+
+        :raises KeeperError: when no window can be opened.
+        """
+        plan = attempt.plan
         # Where nothing is measured, a test needs a window only for what it starts; its fixtures open one on use.
         if plan.wants_backend if self.predicted else judged or plan.takes_part:
             if plan.wants_backend:
                 self._prepare(attempt)
             self.open(attempt)
-        return attempt
 
     def _prepare(self, attempt: Attempt) -> None:
         """End servers that nobody uses before the window opens, so that this test is not charged for them."""

@@ -28,6 +28,7 @@ from pytest_vram.keeper.residue import BEFORE_TESTS
 from pytest_vram.quick import Batch, Late
 from pytest_vram.readings import Measured, Reading, larger
 from pytest_vram.report.records import BackendRecord, OutsideRecord, RunInfo, RunReport, TestRecord
+from pytest_vram.report.toolcalls import defect_tables
 from pytest_vram.run import Identity, Run, versions, ways_on
 from pytest_vram.stash import RUN
 from pytest_vram.units import mib
@@ -322,7 +323,11 @@ class Collector:
             backends = [self._estimated(record, run) for record in backends]
         journal = folder / "journal.jsonl"
         return RunReport(
-            run=info, tests=self.tests, backends=backends, journal=str(journal) if journal.exists() else None
+            run=info,
+            tests=self.tests,
+            backends=backends,
+            journal=str(journal) if journal.exists() else None,
+            defects=defect_tables(test.toolcalls for test in self.tests if test.toolcalls is not None),
         )
 
     @staticmethod
@@ -393,8 +398,11 @@ class Collector:
             return "failed"
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):  # interrupted: not all ran
             return "inconclusive"
-        # A peak of no process at all judges nothing, though no limit was broken.
-        judged = any(isinstance(f, Reading) and f.upper for test in self.tests for f in test.peak.values())
+        # A peak of no process at all judges nothing, though no limit was broken; tool calls need no peak.
+        judged = any(
+            test.toolcalls is not None or any(isinstance(f, Reading) and f.upper for f in test.peak.values())
+            for test in self.tests
+        )
         if counts.get("inconclusive") or self.unmeasured or not judged:
             return "inconclusive"
         return "passed"

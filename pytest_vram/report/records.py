@@ -15,6 +15,7 @@ from pytest_vram.keeper.messages import BootPhase, DeviceInfo, HostUse, Residue,
 from pytest_vram.ledger import Ledger
 from pytest_vram.measure.torch_memory import Allocator
 from pytest_vram.readings import Measured
+from pytest_vram.report.toolcalls import DefectTable, ToolcallRecord
 
 FORMAT = "pytest-vram/report/1"
 Outcome = Literal["passed", "failed", "skipped", "inconclusive", "error"]
@@ -57,6 +58,7 @@ class TestRecord(msgspec.Struct, frozen=True, kw_only=True):
     :ivar own: label → peak of the run without what other tests held at the same time.
     :ivar baseline: label → what ``own`` was when it began, with what its backends held when it began to use them.
     :ivar process: label → peak of the test's own process, where that is known.
+    :ivar toolcalls: what became of the cases of its ``toolcall_accuracy`` marker.
     :ivar backends: ``name#generation`` of the backends that it used.
     :ivar beside: the estimates of its backends beside its ledger, where a limit on its memory did not hold.
     :ivar device: label → peak of the whole device, everyone included. :ivar allocators: torch's, in the test's own
@@ -87,6 +89,7 @@ class TestRecord(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[Finding] = []
     shares: list[Share] = []
     requests: list[RequestRecord] = []
+    toolcalls: ToolcallRecord | None = None
     backends: list[str] = []
     overlapped: list[str] = []
     device: dict[str, Measured] = {}
@@ -146,10 +149,15 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole run."""
+    """A whole run.
+
+    :ivar defects: kinds of defect in tool calls beside the settings of the backends, where several were asked the same
+        cases.
+    """
 
     run: RunInfo
     tests: list[TestRecord]
     backends: list[BackendRecord]
     journal: str | None = None
+    defects: list[DefectTable] = []
     format: str = FORMAT

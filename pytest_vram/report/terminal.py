@@ -13,6 +13,7 @@ from pytest_vram.keeper.messages import DeviceInfo, Sampling
 from pytest_vram.readings import Measured, Reading
 from pytest_vram.report.growth_lines import growth_lines
 from pytest_vram.report.records import BackendRecord, RunReport, TestRecord
+from pytest_vram.report.toolcall_lines import defect_lines, one_line
 from pytest_vram.units import mib, with_mib
 
 __all__ = ["ledger_table", "summary"]
@@ -59,7 +60,7 @@ def _has_something(report: RunReport) -> bool:
     return bool(
         report.run.warnings
         or report.backends
-        or any(test.findings or test.limit or _figures(test.peak) for test in report.tests)
+        or any(test.findings or test.limit or test.toolcalls or _figures(test.peak) for test in report.tests)
     )
 
 
@@ -142,6 +143,7 @@ def _lines(report: RunReport, width: int) -> list[str]:
         lines += _row(
             what, f"{label}: {_amount(figure)}{of}, in {_short(test.nodeid, width - _LABEL - 4)}{boot}{tag}", width
         )
+    lines += _tool_calls(report, width)
     lines += _undecided(report, width)
     lines += _waited(report, width)
     lines += _backends(report, width)
@@ -150,8 +152,23 @@ def _lines(report: RunReport, width: int) -> list[str]:
         lines += _row("sampling", _sampling(sampling) + ": short peaks may have been missed", width)
     for text in report.run.warnings:
         lines += _row("WARNING", text, width)
+    for table in report.defects:
+        lines += ["", *defect_lines(table, width), ""]
     if report.run.verdict != "passed" and report.run.folder is not None:
         lines += _row("run folder", report.run.folder, width)
+    return lines
+
+
+def _tool_calls(report: RunReport, width: int) -> list[str]:
+    """A line for each test that asked cases; what a failing one has besides stands with its failure."""
+    last = {test.nodeid: test for test in report.tests if test.toolcalls is not None}
+    lines: list[str] = []
+    for test in list(last.values())[:_LISTED]:
+        assert test.toolcalls is not None
+        name = _short(test.nodeid, width - _LABEL - 4)
+        lines += _row("tool calls", f"{one_line(test.toolcalls)}: {test.toolcalls.outcome}, in {name}", width)
+    if len(last) > _LISTED:
+        lines += _row("tool calls", f"{len(last) - _LISTED} tests more; the report has them", width)
     return lines
 
 

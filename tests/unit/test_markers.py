@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import pytest_vram
@@ -35,6 +37,34 @@ from pytest_vram.errors import BadMarker
         ("min_tokens_per_second", (float("nan"),), {}, "rate=nan"),
         ("min_tokens_per_second", (float("inf"),), {}, "rate=inf"),
         ("min_tokens_per_second", (True,), {}, "rate=True"),
+        ("toolcall_accuracy", (), {}, "target"),
+        ("toolcall_accuracy", (94,), {}, "target=94 is not a share: write 0.94"),
+        ("toolcall_accuracy", (97.5,), {}, "target=97.5 is not a share: write 0.975"),
+        ("toolcall_accuracy", ("0.94",), {}, "target='0.94' is a string and not a number"),
+        ("toolcall_accuracy", (True,), {}, "target=True is not a number"),
+        ("toolcall_accuracy", (None,), {}, "target=None is not a number"),
+        ("toolcall_accuracy", (float("nan"),), {}, "target=nan is not a number"),
+        ("toolcall_accuracy", (0,), {}, "target=0 is not a share above 0"),
+        ("toolcall_accuracy", (-0.9,), {}, "target=-0.9 is not a share above 0"),
+        ("toolcall_accuracy", (940,), {}, "target=940 is not a share above 0"),
+        ("toolcall_accuracy", (0.94, "cases.jsonl"), {}, "too many positional"),
+        ("toolcall_accuracy", (0.94,), {"cases": 3}, "cases=3 is not a place"),
+        ("toolcall_accuracy", (0.94,), {"cases": ""}, "cases='' is not a place"),
+        ("toolcall_accuracy", (0.94,), {"mode": "exact"}, "mode='exact' is not one of not_below, proven, sprt, point"),
+        ("toolcall_accuracy", (1,), {"mode": "sprt"}, "target=1 is beyond mode='sprt'"),
+        ("toolcall_accuracy", (0.94,), {"confidence": 95}, "confidence=95 is not between 0.5 and 1"),
+        ("toolcall_accuracy", (0.94,), {"confidence": 0.5}, "confidence=0.5 is not between 0.5 and 1"),
+        ("toolcall_accuracy", (0.94,), {"confidence": "0.95"}, "confidence='0.95' is a string"),
+        ("toolcall_accuracy", (0.94,), {"margin": 5}, "margin=5 is not below 1"),
+        ("toolcall_accuracy", (0.94,), {"margin": 0}, "margin=0 is not a share above 0"),
+        ("toolcall_accuracy", (0.04,), {"mode": "sprt"}, "margin=0.05 is not below target=0.04"),
+        ("toolcall_accuracy", (0.04,), {"baseline": "f16"}, "margin=0.05 is not below target=0.04"),
+        ("toolcall_accuracy", (0.94,), {"baseline": 0.9}, "baseline=0.9 is not a place"),
+        ("toolcall_accuracy", (0.94,), {"retries": 4}, "retries=4 is not a whole number from 0 to 3"),
+        ("toolcall_accuracy", (0.94,), {"retries": True}, "retries=True is not a whole number"),
+        ("toolcall_accuracy", (0.94,), {"retries": 1.0}, "retries=1.0 is not a whole number"),
+        ("toolcall_accuracy", (0.94,), {"judge": "best"}, "judge='best' is not one of first_try, after_retry"),
+        ("toolcall_accuracy", (0.94,), {"judge": "after_retry", "retries": 0}, "has no retry to judge"),
     ],
 )
 def test_wrong_arguments_name_marker_argument_and_value(
@@ -49,7 +79,7 @@ def test_wrong_arguments_name_marker_argument_and_value(
     assert markers.MARKERS[name].signature in message
 
 
-@pytest.mark.parametrize("name", ["toolcall_accuracy", "idle_rollback", "vram_soak"])
+@pytest.mark.parametrize("name", ["idle_rollback", "vram_soak"])
 def test_a_marker_that_is_not_built_yet_is_an_error_and_never_a_pass(name: str) -> None:
     """Reserved names of the contract are refused until they work."""
     with pytest.raises(BadMarker, match=f"@{name} is not built yet"):
@@ -81,3 +111,22 @@ def test_every_marker_of_the_package_is_exported_once_it_is_built() -> None:
     assert sorted(set(pytest_vram.__all__) - {"inconclusive"}) == sorted(
         name for name, marker in markers.MARKERS.items() if marker.check
     )
+
+
+def test_arguments_of_toolcall_accuracy_are_read_with_their_defaults(tmp_path: Path) -> None:
+    """Places may be paths; a target of 1 is a share."""
+    found = markers.read("toolcall_accuracy", (0.94,), {})
+    assert found == {
+        "target": 0.94,
+        "cases": None,
+        "mode": "not_below",
+        "confidence": 0.95,
+        "baseline": None,
+        "margin": 0.05,
+        "retries": 1,
+        "judge": "first_try",
+    }
+    found = markers.read("toolcall_accuracy", (1,), {"cases": tmp_path, "baseline": "f16", "retries": 3})
+    assert (found["target"], found["cases"], found["baseline"], found["retries"]) == (1.0, str(tmp_path), "f16", 3)
+    # Where nothing is compared, the margin decides nothing.
+    assert markers.read("toolcall_accuracy", (0.02,), {})["target"] == 0.02
