@@ -108,12 +108,18 @@ class BackendDied(BackendError):
 
 
 class RequestFailed(BackendError):
-    """The backend answered a request with an error."""
+    """The backend answered a request with an error.
 
-    def __init__(self, message: str, *, status: int | None = None, body: str = "") -> None:
+    :ivar retry_after: the header of that name, where there is one: seconds, or a date of HTTP.
+    """
+
+    def __init__(
+        self, message: str, *, status: int | None = None, body: str = "", retry_after: str | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.body = body
+        self.retry_after = retry_after
 
 
 class RequestTimeout(BackendError):

@@ -88,13 +88,15 @@ class _Client:
         self._fate = fate
         self._keep = keep
 
-    def _call(self, path: str, body: Mapping[str, Any], task: str | None) -> _Call:
+    def _call(self, path: str, body: Mapping[str, Any], task: str | None, guard: replies.Guard | None = None) -> _Call:
         whole = dict(body)
         if self.target.model is not None:
             whole.setdefault("model", self.target.model)
         if whole.get("stream"):
             whole.setdefault("stream_options", {"include_usage": True})
-        return _Call(self.target, path, whole, task)
+        call = _Call(self.target, path, whole, task)
+        call.guard = guard
+        return call
 
     def _turn(self, call: _Call) -> Turn:
         return Turn(
@@ -150,6 +152,7 @@ class _Call:
         self.first: float | None = None
         self.arrivals = 0
         self.status: int | None = None
+        self.guard: replies.Guard | None = None
         self.t = time.monotonic_ns()
 
     def start(self, waited: float) -> None:
@@ -180,6 +183,8 @@ class _Call:
             status=response.status_code,
             content_type=response.headers.get("content-type", ""),
             nameless=self.target.model is None,
+            guard=self.guard,
+            retry_after=response.headers.get("retry-after"),
         )
 
     def done(self, collector: replies.Collector) -> None:
@@ -262,15 +267,24 @@ class _Question(_Call):
 class VramClient(_Client):
     """The blocking client."""
 
-    def chat(self, messages: Messages, *, max_tokens: int | None = None, task: str | None = None, **body: Any) -> Reply:
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        max_tokens: int | None = None,
+        task: str | None = None,
+        guard: replies.Guard | None = None,
+        **body: Any,
+    ) -> Reply:
         """A chat completion; ``messages`` may be one user message as text.
 
-        :param task: a label for the log line. :param body: any other field of the request; ``stream=True`` collects
-            a streamed answer and times its first token.
+        :param task: a label for the log line. :param guard: ends the request where its answer does not end.
+        :param body: any other field of the request; ``stream=True`` collects a streamed answer and times its first
+            token.
         :raises RequestFailed: an error status or an answer that is no completion. :raises RequestTimeout: none in
             time. :raises BackendDied: the connection was lost.
         """
-        return self._generate(CHAT, _chat_body(messages, max_tokens, body), task)
+        return self._generate(CHAT, _chat_body(messages, max_tokens, body), task, guard)
 
     def complete(self, prompt: str, *, max_tokens: int | None = None, task: str | None = None, **body: Any) -> Reply:
         """A text completion; parameters and errors as for :meth:`chat`."""
@@ -295,8 +309,10 @@ class VramClient(_Client):
             raise self._lost(question.failure, question.what)
         return question.answer
 
-    def _generate(self, path: str, body: Mapping[str, Any], task: str | None) -> Reply:
-        call = self._call(path, body, task)
+    def _generate(
+        self, path: str, body: Mapping[str, Any], task: str | None, guard: replies.Guard | None = None
+    ) -> Reply:
+        call = self._call(path, body, task, guard)
         if self._connect is None:
             call.start(0.0)
             self._exchange(call)

@@ -42,16 +42,75 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     raw: dict[str, Any]
 
 
+class Guard:
+    """Watches an answer while it arrives, and ends a request whose answer is longer than any can be.
+
+    :ivar pieces: of a stream that brought generated text. :ivar taken: bytes. :ivar stopped: why the request was
+        ended; "" where it was not. :ivar text: the beginning of what was generated, of an answer that is no stream the
+        beginning of its body.
+    """
+
+    #: Characters of the answer that are kept.
+    KEPT = 20_000
+
+    def __init__(self, *, pieces: int, size: int) -> None:
+        """:param pieces: pieces of a stream, and ``size`` bytes, beyond which it is ended."""
+        self.pieces = 0
+        self.taken = 0
+        self.stopped = ""
+        self._most_pieces = pieces
+        self._most_bytes = size
+        self._texts: list[str] = []
+        self._room = self.KEPT
+
+    @property
+    def text(self) -> str:
+        """What was kept of it."""
+        return "".join(self._texts)
+
+    def took(self, count: int) -> None:
+        """So many bytes came."""
+        self.taken += count
+        if self.taken > self._most_bytes:
+            self.stopped = f"the answer did not end: it was stopped after {mib(self.taken)}"
+
+    def generated(self, text: str) -> None:
+        """A piece of a stream brought this."""
+        self.pieces += 1
+        self.keep(text)
+        if self.pieces > self._most_pieces:
+            self.stopped = f"the answer did not end: it was stopped after {self.pieces:,} pieces"
+
+    def keep(self, text: str) -> None:
+        """Keep it, as far as there is room."""
+        if self._room > 0:
+            self._texts.append(text[: self._room])
+            self._room -= len(text)
+
+
 class Collector:
     """Takes the bytes of one answer, plain JSON or a stream of server-sent events, and decodes them."""
 
-    def __init__(self, *, backend: str, path: str, status: int, content_type: str, nameless: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        backend: str,
+        path: str,
+        status: int,
+        content_type: str,
+        nameless: bool = False,
+        guard: Guard | None = None,
+        retry_after: str | None = None,
+    ) -> None:
         """
         :param nameless: the request named no model, which some servers ask for.
+        :param guard: may end it early. :param retry_after: the header of that name.
         :ivar first: seconds to the first generated text of a stream.
         :ivar arrivals: in how many of the chunks given to :meth:`feed` generated text came.
         """
         self.nameless = nameless
+        self.guard = guard
+        self.retry_after = retry_after
         self.backend = backend
         self.path = path
         self.status = status
@@ -67,9 +126,17 @@ class Collector:
     def feed(self, chunk: bytes, elapsed: float) -> None:
         """Take some bytes that came ``elapsed`` seconds after the request was sent.
 
-        :raises RequestFailed: there are more than :data:`LARGEST` of them, or a stream brings an error.
+        :raises RequestFailed: there are more than :data:`LARGEST` of them, a stream brings an error, or the guard ends
+            it.
         """
         self._taken += len(chunk)
+        if self.guard is not None:
+            self.guard.took(len(chunk))
+            if not self._events and self._taken - len(chunk) < Guard.KEPT:
+                self.guard.keep(chunk[: Guard.KEPT].decode("utf-8", "replace"))
+            if self.guard.stopped:
+                self._buffer.clear()
+                raise self.failure(self.guard.stopped)
         if self._taken > LARGEST:
             self._buffer.clear()
             raise self.failure(f"the answer is larger than {mib(LARGEST)}: the rest was not read")
@@ -103,6 +170,10 @@ class Collector:
         if _carries(piece):
             self._carried += 1
             self.first = elapsed if self.first is None else self.first
+            if self.guard is not None:
+                self.guard.generated(_generated(piece))
+                if self.guard.stopped:
+                    raise self.failure(self.guard.stopped)
         self._pieces.append(piece)
 
     def decoded(self) -> Any:
@@ -143,7 +214,7 @@ class Collector:
             hint = f"; if it wants the name of a model, set `served_model` in [backend.{self.backend}]"
         what = f"backend {self.backend!r} answered HTTP {self.status} to {self.path}"
         text = body[:_KEPT].decode("utf-8", "replace")
-        return RequestFailed(f"{what}: {message}{hint}", status=self.status, body=text)
+        return RequestFailed(f"{what}: {message}{hint}", status=self.status, body=text, retry_after=self.retry_after)
 
 
 def _message_of(body: bytes) -> str:
@@ -178,6 +249,18 @@ def _carries(piece: Mapping[str, Any]) -> bool:
         if choice.get("text") or any(delta.get(key) for key in ("content", "reasoning_content", "tool_calls")):
             return True
     return False
+
+
+def _generated(piece: Mapping[str, Any]) -> str:
+    """The generated text of a piece, arguments of calls included."""
+    texts: list[str] = []
+    for choice in _objects(piece.get("choices")):
+        delta = _object(choice.get("delta"))
+        texts += [_text(choice.get("text")), _text(delta.get("reasoning_content")), _text(delta.get("content"))]
+        for call in _objects(delta.get("tool_calls")):
+            function = _object(call.get("function"))
+            texts += [_text(function.get("name")), _text(function.get("arguments"))]
+    return "".join(texts)
 
 
 def _joined(pieces: list[dict[str, Any]]) -> dict[str, Any]:
