@@ -2,7 +2,7 @@
 
 Nothing here repairs a score: a text with a defect is malformed, whatever was read out of it.
 
-What JSON to the letter is, and how its strings and words are read, is in :mod:`pytest_vram.toolcalls.tokens`; here is
+What JSON to the letter is, and how its strings and words are read, is in :mod:`pytest_vram.toolcalls.scalars`; here is
 what stands where: brackets, commas, colons, keys, and what does not belong there at all.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final, Literal, NamedTuple
 
-from pytest_vram.toolcalls.tokens import (
+from pytest_vram.toolcalls.scalars import (
     FOREIGN_END,
     LEAKED,
     MAX_DEPTH,
