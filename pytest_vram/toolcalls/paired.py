@@ -65,8 +65,8 @@ def compare(
         if other is not None and other.digest != results.digest:
             raise BadCases(
                 f"The results of {results.backend} are of the cases {results.cases} (digest {results.digest}), those "
-                f"of {other.backend} of {other.cases} (digest {other.digest}): they cannot be compared case by case. Run "
-                "both on the same cases."
+                f"of {other.backend} of {other.cases} (digest {other.digest}): they cannot be compared case by case. "
+                "Run both on the same cases."
             )
     changes = _changes(results, baseline, judge)
     notes = _differences(results, baseline, judge)
