@@ -7,7 +7,7 @@ effect before exact bounds are taken (:mod:`pytest_vram.toolcalls.counting`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -60,6 +60,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     :ivar detectable: the drop below the target, as a share, that this n detects with 80 % power; ``None``: none.
     :ivar false_alarm: mode ``point``: how often a deployment that is truly at the target fails this rule.
     :ivar other_rate: of the answers that are not judged: after a retry, or of the first try.
+    :ivar decided_after: mode ``sprt``: the number of answers that decided; ``None``: the end was reached.
     :ivar text: sentences for a person, about the target; those about a baseline are ``paired.text``.
     :ivar warnings: such as too few cases to fail anything realistic.
     """
@@ -82,6 +83,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     detectable: float | None = None
     false_alarm: float | None = None
     other_rate: float | None = None
+    decided_after: int | None = None
     paired: Paired | None = None
     text: str = ""
     warnings: list[str] = []
@@ -137,7 +139,8 @@ def judge(
             **common,
         )
     found = sample(counted, judge, confidence)
-    outcome, text, warnings, false_alarm = _decided(found, counted, results, target, mode, confidence, margin, judge)
+    decided = _decided(found, counted, results, target, mode, confidence, margin, judge)
+    outcome = decided.outcome
     if paired is not None and _GRAVITY[paired.outcome] > _GRAVITY[outcome]:
         outcome = paired.outcome
     other = "after_retry" if judge == "first_try" else "first_try"
@@ -153,15 +156,23 @@ def judge(
         wilson=found.wilson(confidence),
         design_effect=found.design_effect,
         detectable=detectable_drop(found.n, target, confidence, design_effect=found.design_effect),
-        false_alarm=false_alarm,
+        false_alarm=decided.false_alarm,
         other_rate=sum(result.judged(other).outcome == "right" for result in others) / len(others) if others else None,
-        text=f"{_begin(found, target, confidence)}{text}{_together(found)}",
-        warnings=warnings,
+        decided_after=decided.decided_after,
+        text=f"{_begin(found, target, confidence)}{decided.text}{_together(found)}",
+        warnings=list(decided.warnings),
         **common,
     )
 
 
-_Decided = tuple[Outcome, str, list[str], float | None]
+class _Decided(NamedTuple):
+    """What one mode makes of the answers."""
+
+    outcome: Outcome
+    text: str
+    warnings: tuple[str, ...] = ()
+    false_alarm: float | None = None
+    decided_after: int | None = None
 
 
 def _decided(
@@ -188,19 +199,19 @@ def _not_below(found: Sample, target: float, confidence: float) -> _Decided:
     high = found.upper(confidence)
     if high < target:
         text = f"below it: at {percent(confidence)} confidence the true rate is at most {percent(high)}."
-        return "failed", text, [], None
+        return _Decided("failed", text)
     detectable = detectable_drop(found.n, target, confidence, design_effect=found.design_effect)
     chance = " (the difference is within chance)" if found.rate < target else ""
     text = f"not shown to be below it{chance}."
     if detectable is not None:
         text += f" A drop of {points(detectable)} would be found 8 times of 10."
-    return "passed", text, _too_few(found, target, confidence, detectable), None
+    return _Decided("passed", text, _too_few(found, target, confidence, detectable))
 
 
-def _too_few(found: Sample, target: float, confidence: float, detectable: float | None) -> list[str]:
+def _too_few(found: Sample, target: float, confidence: float, detectable: float | None) -> tuple[str, ...]:
     """A warning where so few cases fail nothing realistic."""
     if detectable is not None and detectable <= REALISTIC_DROP:
-        return []
+        return ()
     worth = f"{found.n} cases" if found.design_effect < 1.05 else f"{found.n} cases, worth {found.worth},"
     critical = critical_count(found.n, target, confidence, design_effect=found.design_effect)
     if critical < 0:
@@ -208,10 +219,10 @@ def _too_few(found: Sample, target: float, confidence: float, detectable: float 
     else:
         fails = f"only {critical} right of {found.n} ({percent(critical / found.n)}) or fewer fail"
     drop = "no drop" if detectable is None else f"only a drop of {points(detectable)}"
-    return [
+    return (
         f"{worth} are too few to hold {percent(target)}: {fails}, and {drop} would be found 8 times of 10. Ask more "
-        "cases of more families."
-    ]
+        "cases of more families.",
+    )
 
 
 def _proof(found: Sample, counted: Sequence[CaseResult], judge: Judge, confidence: float) -> Sample:
@@ -226,16 +237,16 @@ def _proven(found: Sample, proof: Sample, target: float, confidence: float) -> _
     low, high = proof.lower(confidence), found.upper(confidence)
     if low >= target:
         text = f"proven: at {percent(confidence)} confidence the true rate is at least {percent(low)}."
-        return "passed", text, [], None
+        return _Decided("passed", text)
     if high < target:
         text = f"refuted: at {percent(confidence)} confidence the true rate is at most {percent(high)}."
-        return "failed", text, [], None
+        return _Decided("failed", text)
     text = f"neither proven nor refuted: the true rate may be as low as {percent(low)}."
     more = more_without_failure(found.right, found.n, target, confidence, design_effect=proof.design_effect)
     if more is None:
-        return "inconclusive", f"{text} No number of cases proves {percent(target)}.", [], None
+        return _Decided("inconclusive", f"{text} No number of cases proves {percent(target)}.")
     cases = "case" if more == 1 else "cases"
-    return "inconclusive", f"{text} It would take {more} more {cases} without a failure to prove it.", [], None
+    return _Decided("inconclusive", f"{text} It would take {more} more {cases} without a failure to prove it.")
 
 
 def _sprt(
@@ -257,16 +268,18 @@ def _sprt(
         when = f"decided after {test.decided_after} of {test.test.most} cases"
     else:
         when = f"decided with the last of {len(counted)} cases"
+    after = None if test.decision is None else test.decided_after
     if decision == "passed":
-        return "passed", f"not below it, in a sequential test against {lower} ({when}).", [], None
+        text = f"not below it, in a sequential test against {lower} ({when})."
+        return _Decided("passed", text, decided_after=after)
     if decision == "failed":
-        return "failed", f"below it, in a sequential test against {lower} ({when}).", [], None
+        return _Decided("failed", f"below it, in a sequential test against {lower} ({when}).", decided_after=after)
     fixed = fixed_sample_size(target, target - margin, 1 - confidence, 1 - confidence)
     text = (
         f"the sequential test cannot tell it from {lower} with {len(counted)} cases; {fixed} independent ones are "
         "enough for a test without an early end."
     )
-    return "inconclusive", text, [], None
+    return _Decided("inconclusive", text)
 
 
 def _point(found: Sample, target: float, confidence: float) -> _Decided:
@@ -278,7 +291,7 @@ def _point(found: Sample, target: float, confidence: float) -> _Decided:
         f"{needed} right are needed. This rule fails a deployment that is truly at {percent(target)} "
         f"{percent(false_alarm)} of the time; mode not_below does so in at most {percent(1 - confidence)}."
     )
-    return ("passed" if held else "failed"), text, [], false_alarm
+    return _Decided("passed" if held else "failed", text, false_alarm=false_alarm)
 
 
 def _begin(found: Sample, target: float, confidence: float) -> str:
