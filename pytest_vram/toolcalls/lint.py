@@ -23,7 +23,7 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Z][a-z]{3})?(-([A-Z]{2}|[0-9]{3}))?", re
 #: What OpenAI and the servers that follow it take.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 #: Categories in which a family may be about telling tools apart, so that other calls are right in other cases.
-_CHOOSING = ("choice", "multi_turn", "long_list")
+_CHOOSING = ("choice", "parallel", "multi_turn", "long_list")
 #: Least tools of ``long_list``.
 LONG_LIST = 20
 
