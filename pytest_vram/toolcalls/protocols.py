@@ -1,8 +1,8 @@
 """The three ways in which a model is offered tools, as requests of chat completions.
 
 ``tools``: OpenAI's ``tools``; the server puts them into its chat template and reads the calls. ``json_schema``: the
-tools stand in the system prompt and the answer's form is a JSON Schema that the server holds the model to. ``few_shot``:
-the same prompt with examples, and nothing holds the model to it. In the last two the answer is one object,
+tools stand in the system prompt, and the server holds the model to a JSON Schema of the answer. ``few_shot``: the same
+prompt with examples, and nothing holds the model to it. In the last two the answer is one object,
 ``{"calls": [{"name": …, "arguments": {…}}]}``; no call is ``{"calls": []}``, with or without a text as ``answer``.
 """
 

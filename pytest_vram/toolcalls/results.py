@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from pytest_vram.errors import BadCases
+from pytest_vram.text import encoded
 from pytest_vram.toolcalls.diagnosis import Call
 
 FORMAT = "pytest-vram/toolcalls/1"
@@ -94,3 +99,48 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     def counted(self) -> list[CaseResult]:
         """The cases that have an answer to judge."""
         return [result for result in self.results if result.first.outcome != "infrastructure"]
+
+
+def save(results: Results, path: str | Path) -> None:
+    """Write results as JSON; a file that is there is replaced in one step.
+
+    :raises BadCases: the file cannot be written.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(msgspec.json.format(encoded(results), indent=1))
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise BadCases(f"the results cannot be written to {path}: {error.strerror or error}") from None
+
+
+def read(path: str | Path) -> Results:
+    """Read results that :func:`save` wrote.
+
+    :raises BadCases: one line: there is no such file, or it is none of those, of another format, or torn.
+    """
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BadCases(f"results file {path} cannot be read: {error.strerror or error}") from None
+    except ValueError:
+        raise BadCases(f"results file {str(path)!r} is no path of a file") from None
+    try:
+        stated = msgspec.json.decode(content, type=_Head).format
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadCases(f"{path} is no results file: it is not the JSON that pytest-vram writes ({error})") from None
+    if stated != FORMAT:
+        raise BadCases(f"{path} has format {stated[:80]!r}; this version of pytest-vram reads {FORMAT!r}: make it anew")
+    try:
+        return msgspec.json.decode(content, type=Results)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadCases(f"{path} is a results file with something wrong in it: {error}") from None
+
+
+class _Head(msgspec.Struct):
+    format: str

@@ -1,0 +1,79 @@
+"""The turn after a failure: what the model is told, and a history that a server takes.
+
+A model is told only what a runtime would know: that its JSON is malformed, that there is no such tool, that arguments
+break the tool's schema, that a call stands in the text. A call that is well-formed and fits its schema, and is not the
+right one, gets no second try: nobody who runs the model could tell it so.
+
+Servers refuse a history whose calls have malformed arguments (llama.cpp with HTTP 500 or 400, vLLM with 400), so that
+the conversation is stuck: such arguments become ``{}``, and the text of them is quoted in the feedback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pytest_vram.toolcalls.cases import Tool
+from pytest_vram.toolcalls.diagnosis import Diagnosis, diagnose
+from pytest_vram.toolcalls.protocols import QUOTED
+from pytest_vram.toolcalls.tolerant import strict
+
+#: Calls of one answer that go back.
+_MOST = 20
+_UNREAD = "(an answer that the server could not read)"
+
+
+def known_to_a_runtime(
+    message: Mapping[str, Any], tools: Sequence[Tool], *, finish_reason: str | None, protocol: str
+) -> Diagnosis | None:
+    """What is wrong with an answer without knowing the right one; ``None``: nothing."""
+    found = diagnose(message, tools, finish_reason=finish_reason, protocol=protocol)
+    return None if found.kind == "valid" else found
+
+
+def answered_with(message: Mapping[str, Any] | None, found: Diagnosis, tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """The messages that follow a failed answer: itself, and what is wrong with it.
+
+    :param message: ``None``: the server did not give it out.
+    """
+    from pytest_vram.toolcalls.diagnosis import feedback
+
+    told = feedback(found, tools)
+    calls = message.get("tool_calls") if message is not None else None
+    listed = [call for call in calls if isinstance(call, Mapping)][:_MOST] if isinstance(calls, list) else []
+    text = _bounded(message.get("content")) if message is not None else _UNREAD
+    if not listed:
+        return [{"role": "assistant", "content": text or "(empty)"}, {"role": "user", "content": told}]
+    kept = [_call(call, index) for index, call in enumerate(listed)]
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": told} for call in kept
+    ]
+    return [{"role": "assistant", "content": text or None, "tool_calls": kept}, *results]
+
+
+def _call(call: Mapping[str, Any], index: int) -> dict[str, Any]:
+    stated = call.get("function")
+    function: Mapping[str, Any] = stated if isinstance(stated, Mapping) else {}
+    name, identity, arguments = function.get("name"), call.get("id"), function.get("arguments")
+    return {
+        "id": identity if isinstance(identity, str) and 0 < len(identity) <= 64 else f"call{index:05d}",
+        "type": "function",
+        "function": {
+            "name": name[:200] if isinstance(name, str) and name else "unknown",
+            "arguments": arguments if isinstance(arguments, str) and _is_object(arguments) else "{}",
+        },
+    }
+
+
+def _is_object(text: str) -> bool:
+    if len(text) > QUOTED:
+        return False
+    try:
+        return isinstance(strict(text), dict)
+    except ValueError:
+        return False
+
+
+def _bounded(content: object) -> str:
+    text = content if isinstance(content, str) else ""
+    return text if len(text) <= QUOTED else f"{text[: QUOTED // 2]} … {text[-QUOTED // 2 :]}"
