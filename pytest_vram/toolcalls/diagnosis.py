@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from pytest_vram.text import printable
+from pytest_vram.toolcalls import evidence, formats, telling
 from pytest_vram.toolcalls.cases import ExpectedCall, Tool
+from pytest_vram.toolcalls.evidence import Evidence, Piece
+from pytest_vram.toolcalls.formats.tokens import AT_END
+from pytest_vram.toolcalls.scoring import against_schema, match
+from pytest_vram.toolcalls.tolerant import Defect
 
 #: Every kind of defect, ``valid`` first; of several in one answer, the first in this order explains the failure unless
 #: :func:`diagnose` says why another does.
@@ -70,13 +76,15 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str | None = None
 
 
-class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an answer is.
 
     :ivar well_formed: its calls (or its plain text) could be read without repair.
     :ivar kind: ``valid``, or the first kind that explains the failure. :ivar kinds: all of them, ``()`` where valid.
     :ivar calls: in the order of the answer. :ivar detail: sentences for a person; "" where valid.
     :ivar right: whether the calls are the expected ones; ``None`` where nothing was expected.
+    :ivar knowable: the sentences that need no knowledge of the right calls, so that a runtime could tell them to the
+        model; "" where there are none.
     """
 
     well_formed: bool
@@ -85,6 +93,21 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     calls: list[Call] = []
     detail: str = ""
     right: bool | None = None
+    knowable: str = ""
+
+
+PROTOCOLS = ("tools", "json_schema", "few_shot")
+#: Kinds that leave an answer well-formed: what it says is wrong, or where it says it.
+_WELL_FORMED = frozenset(
+    {"call_in_text", "text_around", "alias_key", "arguments_as_object"} | set(KINDS[KINDS.index("no_call") :])
+)
+#: A server's deviation from the protocol that clients put up with: the model called right.
+_FORGIVEN = frozenset({"arguments_as_object"})
+_NAMING = ("invented_tool", "near_miss_tool")
+#: Kinds that a text has that was cut, and what it has where it is cut between two wrappers.
+_CUT = frozenset({"unterminated_string", "missing_bracket", "wrapper_mismatch", "runaway", "empty"})
+_RANK = {kind: rank for rank, kind in enumerate(KINDS)}
+_QUOTED = 2000
 
 
 def diagnose(
@@ -97,11 +120,214 @@ def diagnose(
 ) -> Diagnosis:
     """Say what is wrong with an answer, before anything in it is repaired.
 
-    :param message: raw text of a model (chat template's wrappers included), or an OpenAI assistant message.
+    :param message: raw text of a model (chat template's wrappers included), or an OpenAI assistant message. Raw text
+        that is nothing but an object with parameters of the only tool is read as that tool's arguments.
     :param tools: those that were offered, OpenAI's form accepted. :param expected: the calls that are right; an empty
         list: an answer without a call is right; ``None``: only form, names and schema are judged.
     :param finish_reason: ``length`` tells a truncated answer. :param protocol: ``tools``, ``json_schema`` or
         ``few_shot``.
-    :raises TypeError: a message or tools that are neither.
+    :raises TypeError: a message, tools or expected calls that are neither. :raises ValueError: an unknown protocol.
     """
-    raise NotImplementedError  # frame
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"protocol is {protocol!r}; accepted are {', '.join(PROTOCOLS)}")
+    offered = [_tool(tool) for tool in tools]
+    wanted = None if expected is None else [_expected(one) for one in expected]
+    if isinstance(message, str):
+        found = evidence.of_text(message, offered, protocol, in_message=False)
+    elif isinstance(message, Mapping):
+        found = evidence.of_message(message, offered, protocol)
+    else:
+        raise TypeError(f"a message is raw text or an OpenAI assistant message, not {type(message).__name__}")
+    form = _form(found, finish_reason)
+    schema = _schema(found, offered)
+    if wanted is None:
+        choice = schema
+    else:
+        choice, leaked = _choice(found, offered, wanted)
+        form += leaked
+    return _diagnosis(found, offered, form, schema, choice, judged=wanted is not None)
+
+
+def feedback(diagnosis: Diagnosis, tools: Sequence[Tool | Mapping[str, Any]]) -> str:
+    """The message that is given back to the model once: what it wrote, what is wrong, and how a call looks.
+
+    It tells only what a runtime could know, never which call would be right; "" where that is nothing.
+    """
+    if not diagnosis.knowable:
+        return ""
+    offered = [_tool(tool) for tool in tools]
+    parts = [f"This could not be executed. {diagnosis.knowable}"]
+    written = "\n".join(call.text for call in diagnosis.calls[:5] if call.text)
+    if written:
+        cut = " …" if len(written) > _QUOTED else ""
+        parts.append(f"You wrote:\n{written[:_QUOTED]}{cut}")
+    named = next((call.name for call in diagnosis.calls if call.name is not None), None)
+    names = ", ".join(tool.name for tool in offered[:50])
+    if names:
+        parts.append(f"The tools are: {names}.")
+    shape = telling.example(offered, named)
+    if shape:
+        parts.append(f"A call has a name and arguments that are one JSON object: {shape}")
+    return "\n\n".join(parts)
+
+
+def _tool(tool: Tool | Mapping[str, Any]) -> Tool:
+    if isinstance(tool, Tool):
+        return tool
+    if isinstance(tool, Mapping):
+        inner = tool.get("function", tool)
+        if isinstance(inner, Mapping) and isinstance(inner.get("name"), str):
+            parameters = inner.get("parameters", inner.get("input_schema"))
+            described = inner.get("description")
+            return Tool(
+                name=inner["name"],
+                description=described if isinstance(described, str) else "",
+                parameters=dict(parameters),
+            )
+    shown = printable(repr(tool)[:80])
+    raise TypeError(f"a tool is {{'type': 'function', 'function': {{'name': …}}}} or a Tool, not {shown}")
+
+
+def _expected(one: ExpectedCall | Mapping[str, Any]) -> ExpectedCall:
+    if isinstance(one, ExpectedCall):
+        return one
+    try:
+        return msgspec.convert(one, ExpectedCall)
+    except msgspec.ValidationError as error:
+        raise TypeError(
+            "an expected call is {'name': NAME, 'arguments': {ARGUMENT: [VALUE, …]}} with a list of the values that "
+            f"are right: {error}"
+        ) from None
+
+
+def _form(found: Evidence, finish_reason: str | None) -> list[Defect]:
+    """What is wrong with the form of an answer, and whether its length limit explains it."""
+    defects = list(found.defects)
+    for index, piece in enumerate(found.pieces, 1):
+        defects += _of_call(piece.defects, piece, index, len(found.pieces))
+    kinds = {defect.kind for defect in defects}
+    if finish_reason == "length" and (not found.pieces or kinds & _CUT):
+        detail = "the answer was cut by its length limit"
+        if not found.pieces:
+            detail += " before there was a call"
+        defects.append(Defect("truncated", -1, detail))
+    return defects
+
+
+def _of_call(defects: Sequence[Defect], piece: Piece, number: int, calls: int) -> list[Defect]:
+    """Defects of one call that say which one it is, where there are several."""
+    if calls == 1:
+        return list(defects)
+    name = printable(piece.name[:60]) if piece.name else "without a name"
+    return [defect._replace(detail=f"call {number} ({name}): {defect.detail}") for defect in defects]
+
+
+def _schema(found: Evidence, tools: Sequence[Tool]) -> list[Defect]:
+    """What is wrong with calls by the tools alone. Of malformed ones only the name can be judged."""
+    defects: list[Defect] = []
+    for index, piece in enumerate(found.pieces, 1):
+        if not tools and piece.form == "arguments":
+            continue
+        if piece.broken:
+            named = against_schema(piece.plain_name, {}, tools) if piece.plain_name is not None else []
+            own = [defect for defect in named if defect.kind in _NAMING]
+        elif not isinstance(piece.arguments, Mapping):
+            named = against_schema(piece.plain_name, {}, tools)
+            own = [defect for defect in named if defect.kind in _NAMING]
+        else:
+            own = against_schema(piece.plain_name, piece.arguments, tools)
+        defects += _of_call(own, piece, index, len(found.pieces))
+    return defects
+
+
+def _choice(
+    found: Evidence, tools: Sequence[Tool], expected: Sequence[ExpectedCall]
+) -> tuple[list[Defect], list[Defect]]:
+    """What is wrong with calls beside the expected ones, and tokens that leaked into their values."""
+    pieces = found.pieces
+    if not pieces:
+        if not expected or found.empty:
+            return [], []
+        return [Defect("no_call", -1, _no_call(found, tools, expected))], []
+    if any(piece.broken or not isinstance(piece.arguments, Mapping) for piece in pieces):
+        # What was meant can be guessed, not judged.
+        defects = _schema(found, tools)
+        if not expected:
+            defects.append(Defect("irrelevant_call", -1, "a call is attempted, where no tool fits"))
+        return defects, []
+    calls = [(piece.plain_name, piece.arguments) for piece in pieces]
+    matched = list(match(calls, expected, tools).defects)
+    cleaned = [(name, _each(arguments, _without_token)) for name, arguments in calls]
+    if cleaned != calls:
+        without = list(match(cleaned, expected, tools).defects)
+        if len(without) < len(matched):
+            leak = Defect("leaked_token", -1, "a value ends in a special token, without which it would be right")
+            return without, [leak]
+    return matched, []
+
+
+def _each(value: Any, change: Callable[[str], str], depth: int = 0) -> Any:
+    """A value with each of its texts changed, down to where arguments are not nested any more in practice."""
+    if isinstance(value, str):
+        return change(value)
+    if depth < 20:
+        if isinstance(value, Mapping):
+            return {key: _each(one, change, depth + 1) for key, one in value.items()}
+        if isinstance(value, list):
+            return [_each(one, change, depth + 1) for one in value]
+    return value
+
+
+def _without_token(text: str) -> str:
+    # Tokens are short: the end of a long text is enough.
+    start = max(0, len(text) - 200)
+    found = AT_END.search(text, start)
+    return text if found is None else text[: found.start()]
+
+
+def _no_call(found: Evidence, tools: Sequence[Tool], expected: Sequence[ExpectedCall]) -> str:
+    """Why there is no call, as a clause."""
+    names = ", ".join(dict.fromkeys(printable(one.name) for one in expected[:5]))
+    detail = f"the answer is text, where a call of {names} belongs: {printable(found.content[:80])!r}"
+    if found.thinking and formats.read(found.thinking, tools).calls:
+        detail += "; a call stands in the thinking only, where nothing executes it"
+    return detail
+
+
+def _diagnosis(
+    found: Evidence,
+    tools: Sequence[Tool],
+    form: list[Defect],
+    schema: list[Defect],
+    choice: list[Defect],
+    *,
+    judged: bool,
+) -> Diagnosis:
+    defects = sorted([*form, *choice], key=lambda defect: _RANK[defect.kind])
+    kinds = tuple(dict.fromkeys(defect.kind for defect in defects))
+    calls = [
+        Call(
+            name=piece.name,
+            arguments=piece.arguments,
+            text=piece.text,
+            form=piece.form,
+            well_formed=not piece.broken,
+            id=piece.id,
+        )
+        for piece in found.pieces
+    ]
+    detail = telling.sentences(defects, found.text)
+    if defects:
+        called = {call.name for call in calls}
+        remarks = telling.odd_types(tool for tool in tools if tool.name in called)
+        detail = " ".join([detail, *map(telling.sentence, remarks)])
+    told = sorted([*form, *schema], key=lambda defect: _RANK[defect.kind])
+    return Diagnosis(
+        well_formed=all(kind in _WELL_FORMED for kind in kinds) and all(call.well_formed for call in calls),
+        kind=kinds[0] if kinds else "valid",
+        kinds=kinds,
+        calls=calls,
+        detail=detail,
+        right=not set(kinds) - _FORGIVEN if judged else None,
+        knowable=telling.sentences((one for one in told if one.kind not in _FORGIVEN), found.text),
+    )
