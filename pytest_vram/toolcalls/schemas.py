@@ -26,7 +26,7 @@ TYPES = {
 }  # fmt: skip
 _DEEPEST = 64
 #: Values and branches that are looked at in one call, and flaws that are told.
-_STEPS, _MOST = 200_000, 100
+_STEPS, _MOST = 50_000, 100
 _REPEATED_GROUP = re.compile(r"\)[*+{?]|\\[1-9]")
 _PATTERN_TEXT = 256
 

@@ -20,8 +20,8 @@ from pytest_vram.toolcalls.values import differences, same
 
 #: Steps that an exact matching may take; beyond it calls take the first expected call that they fit best.
 _STEPS = 300_000
-#: Defects that are told of one answer.
-_MOST = 200
+#: Defects that are told of one answer, and characters of one.
+_MOST, _LONGEST = 200, 1000
 
 
 class Match(NamedTuple):
@@ -92,7 +92,8 @@ def _shown(name: str | None) -> str:
 
 
 def _defect(flaw: Flaw) -> Defect:
-    return Defect(flaw.kind, -1, flaw.detail)
+    detail = printable(flaw.detail[:_LONGEST])
+    return Defect(flaw.kind, -1, detail)
 
 
 def _naming(name: str | None, by_name: Mapping[str, Tool]) -> tuple[list[Defect], str | None]:
