@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_vram.toolcalls.cases import Tool
-from pytest_vram.toolcalls.diagnosis import Diagnosis, diagnose
+from pytest_vram.toolcalls.diagnosis import Diagnosis, diagnose, feedback
 from pytest_vram.toolcalls.protocols import QUOTED
 from pytest_vram.toolcalls.tolerant import strict
 
@@ -36,8 +36,6 @@ def answered_with(message: Mapping[str, Any] | None, found: Diagnosis, tools: Se
 
     :param message: ``None``: the server did not give it out.
     """
-    from pytest_vram.toolcalls.diagnosis import feedback
-
     told = feedback(found, tools)
     calls = message.get("tool_calls") if message is not None else None
     listed = [call for call in calls if isinstance(call, Mapping)][:_MOST] if isinstance(calls, list) else []

@@ -125,6 +125,8 @@ def _flaws(arguments: Any, expected: ExpectedCall, tool: Tool | None) -> list[Fl
         elif name not in expected.omittable and not _covered(name, told):
             flaws.append(Flaw("missing_field", name, f"{name} is missing"))
     for key, value in given.items():
+        if len(flaws) > _MOST:
+            break
         if key in expected.arguments or _covered(key, told):
             continue
         default = schemas.default_of(parameters, key)
