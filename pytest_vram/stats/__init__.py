@@ -13,7 +13,13 @@ from pytest_vram.stats.beta import (
     student_t_quantile,
 )
 from pytest_vram.stats.binomial import binomial_cdf, clopper_pearson, wilson
-from pytest_vram.stats.clusters import ClusterTally, anova_icc, cluster_bootstrap, design_effect, korn_graubard_factor
+from pytest_vram.stats.clusters import (
+    ClusterTally,
+    anova_icc,
+    cluster_robust_interval,
+    design_effect,
+    korn_graubard_factor,
+)
 from pytest_vram.stats.paired import mcnemar_exact, pairs_needed, tango_bound, tango_interval, tango_score_test
 from pytest_vram.stats.planning import (
     critical_count,
@@ -35,7 +41,7 @@ __all__ = [
     "average_sample_number",
     "binomial_cdf",
     "clopper_pearson",
-    "cluster_bootstrap",
+    "cluster_robust_interval",
     "critical_count",
     "design_effect",
     "detectable_drop",

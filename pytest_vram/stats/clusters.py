@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
@@ -122,22 +121,18 @@ def _t_quantile(confidence: float, degrees: int) -> float:
     return student_t_quantile(confidence, degrees)
 
 
-def cluster_bootstrap(
-    clusters: Iterable[tuple[float, int]], confidence: float = 0.95, *, resamples: int = 999, seed: int = 0
-) -> tuple[float, float]:
-    """One-sided percentile bounds, each at ``confidence``, of Σ sums ÷ Σ sizes with whole clusters drawn again.
+def cluster_robust_interval(clusters: Iterable[tuple[float, int]], confidence: float = 0.95) -> tuple[float, float]:
+    """One-sided bounds, each at ``confidence``, of Σ sums ÷ Σ sizes, from the variance between clusters alone.
 
-    The bootstrap of Efron (1979) with clusters as units (Davison and Hinkley 1997, 3.8).
+    The ratio estimator linearised (Obuchowski 1998 for paired rates), with Student's t of clusters − 1 degrees.
 
-    :param clusters: (sum of outcomes, number of outcomes) of each. :param seed: the same bounds for the same seed.
+    :param clusters: (sum of outcomes, number of outcomes) of each, at least two.
     """
-    # One complex number carries a cluster's sum and size: one addition for both.
-    drawn = [complex(sum_, size) for sum_, size in clusters]
-    if not drawn:
-        raise ValueError("there is no cluster to draw")
-    rng = random.Random(seed)
-    means = sorted(
-        total.real / total.imag for total in (sum(rng.choices(drawn, k=len(drawn))) for _ in range(resamples))
-    )
-    rank = max(1, math.floor((1 - confidence) * (resamples + 1) + 1e-9))
-    return means[rank - 1], means[-rank]
+    drawn = list(clusters)
+    count, n = len(drawn), sum(size for _, size in drawn)
+    if count < 2:
+        raise ValueError("the variance between clusters takes at least two of them")
+    mean = sum(sum_ for sum_, _ in drawn) / n
+    variance = count / (count - 1) * sum((sum_ - mean * size) ** 2 for sum_, size in drawn) / (n * n)
+    half = _t_quantile(confidence, count - 1) * math.sqrt(variance)
+    return mean - half, mean + half

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pytest_vram.stats import ClusterTally, clopper_pearson, korn_graubard_factor, wilson
 from pytest_vram.text import printable
 from pytest_vram.toolcalls.results import Answer, CaseResult
+from pytest_vram.toolcalls.verdict_terms import ASSUMED_ICC
 
 
 def answered(results: Iterable[CaseResult], judge: str) -> list[CaseResult]:
@@ -28,15 +29,17 @@ def tally(results: Iterable[CaseResult], judge: str) -> ClusterTally:
     return counts
 
 
-def design_effect(counts: ClusterTally, confidence: float, *, least_icc: float = 0.0) -> float:
+def design_effect(counts: ClusterTally, confidence: float, *, few: bool = False) -> float:
     """What the number of cases is divided by; 1 where each family has one case.
 
     Kish's design effect with the estimated intraclass correlation, times Korn and Graubard's factor for the number of
     families; at most the number of cases.
+
+    :param few: there are too few failures to estimate a correlation from: at least ``ASSUMED_ICC`` is taken.
     """
     if counts.n == counts.clusters:
         return 1.0
-    effect = counts.design_effect(least_icc=least_icc)
+    effect = counts.design_effect(least_icc=ASSUMED_ICC if few else 0.0)
     return min(float(counts.n), effect * korn_graubard_factor(counts.clusters, counts.n, confidence))
 
 
@@ -71,14 +74,14 @@ class Sample(NamedTuple):
         return wilson(self.right / self.design_effect, self.n / self.design_effect, confidence)
 
 
-def sample(results: Sequence[CaseResult], judge: str, confidence: float, *, least_icc: float = 0.0) -> Sample:
+def sample(results: Sequence[CaseResult], judge: str, confidence: float, *, few: bool = False) -> Sample:
     """Count answers that can be judged; there must be one."""
     counts = tally(results, judge)
     return Sample(
         right=round(counts.total),
         n=counts.n,
         families=counts.clusters,
-        design_effect=design_effect(counts, confidence, least_icc=least_icc),
+        design_effect=design_effect(counts, confidence, few=few),
     )
 
 

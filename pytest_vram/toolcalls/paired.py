@@ -9,7 +9,7 @@ import msgspec
 from pytest_vram.errors import BadCases
 from pytest_vram.stats import (
     ClusterTally,
-    cluster_bootstrap,
+    cluster_robust_interval,
     mcnemar_exact,
     normal_quantile,
     pairs_needed,
@@ -17,7 +17,7 @@ from pytest_vram.stats import (
 )
 from pytest_vram.toolcalls.counting import answered, design_effect, percent, points
 from pytest_vram.toolcalls.results import Results
-from pytest_vram.toolcalls.verdict_terms import COMPLETION, Judge
+from pytest_vram.toolcalls.verdict_terms import COMPLETION, FEW, Judge
 
 
 class Paired(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +25,8 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
 
     :ivar baseline: name. :ivar pairs: cases that both answered. :ivar lost: right before and wrong now; ``won``: the
         other way round. :ivar difference: rate now minus rate before, as a share, with one-sided bounds ``low`` and
-        ``high``: the wider of Tango's on n ÷ design effect and of a bootstrap of families.
+        ``high``: the wider of Tango's on n ÷ design effect and of those from the variance
+        between families.
     :ivar p_value: McNemar's exact test, for display. :ivar outcome: ``passed`` (not worse by more than the margin),
         ``failed`` (significantly worse, and by more than the margin), ``inconclusive``.
     """
@@ -80,13 +81,13 @@ def compare(
     lost, won = changes.lost, changes.won
     n = changes.n
     difference = (won - lost) / n
-    effect = design_effect(changes.counts, confidence)
+    effect = design_effect(changes.counts, confidence, few=lost + won < FEW)
     z = normal_quantile(confidence)
     scaled = (lost / effect, won / effect, n / effect)
     low, high = tango_bound(*scaled, z), tango_bound(*scaled, -z)
     if 1 < changes.counts.clusters < n:
-        drawn = cluster_bootstrap(changes.counts.pairs, confidence, seed=results.seed)
-        low, high = min(low, drawn[0]), max(high, drawn[1])
+        robust = cluster_robust_interval(changes.counts.pairs, confidence)
+        low, high = min(low, robust[0]), max(high, robust[1])
     outcome: Literal["passed", "failed", "inconclusive"]
     if thin:
         outcome = "inconclusive"

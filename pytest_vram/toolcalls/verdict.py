@@ -23,7 +23,7 @@ from pytest_vram.toolcalls.counting import Sample, answered, percent, percent_ra
 from pytest_vram.toolcalls.paired import Paired, compare
 from pytest_vram.toolcalls.results import CaseResult, Results
 from pytest_vram.toolcalls.sequential import SequentialTest, sequential
-from pytest_vram.toolcalls.verdict_terms import COMPLETION, JUDGES, MODES, Judge, Mode, problem
+from pytest_vram.toolcalls.verdict_terms import COMPLETION, FEW, JUDGES, MODES, Judge, Mode, problem
 
 __all__ = [
     "COMPLETION",
@@ -41,10 +41,6 @@ __all__ = [
 
 #: A drop that takes more than this to be found is no realistic regression: there are too few cases.
 REALISTIC_DROP = 0.10
-#: With fewer failures than this nothing can be said about how far families fail together; proofs assume this much.
-FEW_FAILURES = 10
-ASSUMED_ICC = 0.1
-
 _GRAVITY = {"passed": 0, "inconclusive": 1, "failed": 2, "error": 3}
 
 Outcome = Literal["passed", "failed", "inconclusive", "error"]
@@ -227,9 +223,9 @@ def _too_few(found: Sample, target: float, confidence: float, detectable: float 
 
 def _proof(found: Sample, counted: Sequence[CaseResult], judge: Judge, confidence: float) -> Sample:
     """The sample as a proof may count it: where failures are few, families are assumed to fail together somewhat."""
-    if found.n - found.right >= FEW_FAILURES:
+    if found.n - found.right >= FEW:
         return found
-    return sample(counted, judge, confidence, least_icc=ASSUMED_ICC)
+    return sample(counted, judge, confidence, few=True)
 
 
 def _proven(found: Sample, proof: Sample, target: float, confidence: float) -> _Decided:

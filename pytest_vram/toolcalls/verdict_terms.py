@@ -10,6 +10,10 @@ MODES = ("not_below", "proven", "sprt", "point")
 JUDGES = ("first_try", "after_retry")
 #: Least share of cases that must have an answer.
 COMPLETION = 0.95
+#: With fewer failures (or changes) than this nothing can be said about how far the cases of a family go together, and
+#: some of it is assumed where a proof rests on it.
+FEW = 10
+ASSUMED_ICC = 0.1
 
 
 def problem(
