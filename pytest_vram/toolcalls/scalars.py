@@ -11,7 +11,7 @@ from pytest_vram.text import printable
 
 #: A value that is nested deeper, or has more values, is not read: RFC 8259, section 9, lets a reader set both limits,
 #: and what reads it next would exhaust its stack or the memory.
-MAX_DEPTH, MAX_VALUES = 256, 1_000_000
+MAX_DEPTH, MAX_VALUES = 256, 200_000
 #: Longer texts are read token by token: the decoder's own errors count lines from the beginning of the text.
 _DECODED = 256 * 1024
 _KEPT = 10  # defects of a kind
@@ -152,19 +152,20 @@ def _acceptable(value: object, *, halves: bool) -> bool:
         if halves and any(isinstance(one, str) and _HALF.search(one) for one in level):
             return False
         below: list[object] = []
+        nested = False
         for one in level:
             if isinstance(one, dict):
+                nested = True
                 below += one.values()
                 if halves:
                     below += one
             elif isinstance(one, list):
+                nested = True
                 below += one
-        if not below and not any(isinstance(one, dict | list) for one in level):
+        if not nested:
             return True
         level = below
-    return not any(isinstance(one, dict | list) for one in level) and not (
-        halves and any(isinstance(one, str) and _HALF.search(one) for one in level)
-    )
+    return False
 
 
 # ------------------------------------------------------------------------------------------------- numbers and words
@@ -203,7 +204,7 @@ def literal(raw: str, *, last: bool) -> Word:
         if last and whole[-1] in ".eE+-":
             return Word(None, len(raw))
         return Word(_odd_number(whole), len(whole), ("unquoted_key", f"{shown(whole)} is no number of JSON"))
-    return Word(whole, len(whole), ("unquoted_key", f"the text {shown(whole)} has no quotes"))
+    return Word(encodable(whole), len(whole), ("unquoted_key", f"the text {shown(whole)} has no quotes"))
 
 
 def _read_number(digits: str) -> Word:
@@ -271,7 +272,7 @@ class QuoteReader:
             if end >= 0:
                 if mark == '"':
                     self._notes.add("single_quotes", at, "there are three quotes, as in Python")
-                return Quoted(_joined(text[at + 3 : end]), end + 3)
+                return Quoted(encodable(text[at + 3 : end]), end + 3)
         return self._plain(at, place, mark, closers)
 
     def _plain(self, at: int, place: Place, mark: str, closers: str) -> Quoted:
@@ -340,7 +341,7 @@ class QuoteReader:
         end = self._text.find(mark, begin)
         if end < 0:
             return self._unclosed(at, begin, closers, levels=0)
-        return Quoted(_joined(self._text[begin:end]), end + len(mark))
+        return Quoted(encodable(self._text[begin:end]), end + len(mark))
 
     def _over_escaped(self, at: int, begin: int, mark: str, escaped: int, closers: str) -> Quoted:
         r"""A string whose quotes are escaped: ``\"a\"``, ``\\"a\\"``, with ``\\\"`` for a quote inside."""
@@ -381,7 +382,7 @@ class QuoteReader:
             content = content[:-1]
         content = _CUT_ESCAPE.sub("", content)
         if levels == 0:
-            return Quoted(_joined(content), brackets)
+            return Quoted(encodable(content), brackets)
         value = self._unescaped(content, begin) if levels == 1 else self._unescaped_twice(content)
         return Quoted(value, brackets)
 
@@ -394,7 +395,7 @@ class QuoteReader:
         else:
             value = raw
         if _HALF.search(value):
-            whole = _joined(value)
+            whole = encodable(value)
             if whole != value:
                 self._notes.add("over_escaped", begin, "half of a surrogate pair is escaped, which is no character")
             return whole
@@ -403,7 +404,7 @@ class QuoteReader:
     def _unescaped_twice(self, raw: str) -> str:
         once, _ = unescape(raw)
         twice, wrong = unescape(once)
-        return _joined(once if wrong else twice)
+        return encodable(once if wrong else twice)
 
 
 def unescape(raw: str, mark: str = '"') -> tuple[str, tuple[int, str] | None]:
@@ -436,7 +437,7 @@ def _paired(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
-def _joined(text: str) -> str:
+def encodable(text: str) -> str:
     """``text`` with U+FFFD for every half of a surrogate pair, so that it can be written as UTF-8."""
     return _HALF.sub("\ufffd", _paired(text)) if _HALF.search(text) else text
 

@@ -20,6 +20,7 @@ from pytest_vram.toolcalls.scalars import (
     Notes,
     QuoteReader,
     decode_strictly,
+    encodable,
     literal,
     runaway,
     shown,
@@ -80,7 +81,7 @@ def parse(text: str, start: int = 0, *, within: bool = False) -> Parsed | None:
     """Read one JSON value that begins at or after ``start`` (white space is skipped); ``None``: none begins there.
 
     A well-formed value (RFC 8259, without NaN, duplicate keys and halves of surrogate pairs, at most 256 levels deep
-    and of at most a million values) has no defects and reads as :func:`json.loads` reads it. Text after the value is
+    and of at most 200,000 values) has no defects and reads as :func:`json.loads` reads it. Text after the value is
     left alone, except for closing brackets: those are too many, and belong to it. Linear in time and memory for any
     input.
 
@@ -504,7 +505,7 @@ class _Reader:
         else:
             bare = _BARE_KEY.match(self.text, at)
             word = bare[0] if bare else self.text[at]
-            frame.key = word
+            frame.key = encodable(word)
             self.notes.add("unquoted_key", at, f"the key {shown(word)} has no quotes")
             self.position = at + len(word)
         container = frame.container
