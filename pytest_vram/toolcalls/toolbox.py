@@ -78,7 +78,9 @@ def tool_of(value: Any, where: str) -> Tool:
     fields = object_of(value, where)
     if "function" in fields:
         object_of(fields, where, ("type", "function"))
-        return tool_of(fields["function"], f"{where}.function")
+        if fields.get("type", "function") != "function":
+            raise BadCases(f'{where}.type is not "function"')
+        fields, where = object_of(fields["function"], f"{where}.function"), f"{where}.function"
     object_of(fields, where, ("name", "description", "parameters", "strict"))
     parameters = object_of(optional(fields, "parameters", {"type": "object", "properties": {}}), f"{where}.parameters")
     return Tool(
