@@ -32,19 +32,14 @@ def fence(scan: Scan, match: re.Match[str]) -> Step:
     if text.startswith("<", body):
         # Tags inside of a fence are read as if it were not there.
         return Step(opened.end(), plain=True)
-    before = len(scan.calls)
-    if text[body : body + 1] in ("{", "["):
-        end = _json_in_fence(scan, opened.start(), body, closer)
-        if end is not None:
-            return end
+    if text[body : body + 1] in ("{", "[") and not pythonic.CALL.match(text, body):
+        step = _json_in_fence(scan, opened.start(), body, closer)
+        if step is not None:
+            return step
     elif opened[2].lower() in ("tool_code", "python", "py", "tool_call", ""):
-        ended = closer.search(text, body)
-        limit = ended.start() if ended is not None else len(text)
-        at = _calls_of_code(scan, opened, body, limit)
-        if len(scan.calls) > before:
-            if ended is None:
-                _blame(scan, at, "the code fence is never closed")
-            return Step(ended.end() if ended is not None else at)
+        end = _calls_of_code(scan, opened, body, closer)
+        if end is not None:
+            return Step(end)
     ended = closer.search(text, opened.end())
     if ended is None:
         return Step(opened.end(), plain=True)
@@ -80,23 +75,31 @@ def _blame(scan: Scan, at: int, detail: str) -> None:
     scan.calls[-1] = last._replace(defects=(*last.defects, Defect("wrapper_mismatch", at, detail)))
 
 
-def _calls_of_code(scan: Scan, opened: re.Match[str], body: int, limit: int) -> int:
-    """Calls of tools that are offered, and nothing else, in a fence of Python; Gemma 3's is ``tool_code``."""
+def _calls_of_code(scan: Scan, opened: re.Match[str], body: int, closer: re.Pattern[str]) -> int | None:
+    """Where a fence ends that has calls of offered tools, and nothing else; Gemma 3's ``tool_code`` has any calls."""
     at = body
     native = opened[2].lower() == "tool_code"
     found: list[tuple[str, Any, int, list[Defect]]] = []
-    while at < limit and pythonic.CALL.match(scan.text, at):
-        written = pythonic.read(scan.text[:limit], at, scan.tools)
+    while pythonic.CALL.match(scan.text, at) and scan.may_try():
+        written = pythonic.read(scan.text, at, scan.tools)
+        if written is not None and any(defects for _, _, defects in written.calls):
+            # A closer inside of a string is a part of it, where the strings can be told.
+            ended = closer.search(scan.text, at)
+            if ended is not None:
+                written = pythonic.read(scan.text[: ended.start()], at, scan.tools)
         if written is None or not (native or all(name in scan.tools for name, _, _ in written.calls)):
-            return at
+            return None
         found += [(name, value, written.end, defects) for name, value, defects in written.calls]
         at = _SEPARATOR.match(scan.text, written.end).end()  # type: ignore[union-attr]
-    if found and at < limit:
-        return at
+    ended = closer.match(scan.text, at)
+    if not found or (ended is None and at < scan.last):
+        return None
     for name, value, end, defects in found:
         form = "gemma3" if native else "pythonic"
         scan.call(name, value, (opened.start(), end), form, native=native, defects=defects)
-    return at
+    if ended is None:
+        _blame(scan, at, "the code fence is never closed")
+    return ended.end() if ended is not None else at
 
 
 def bare(scan: Scan, match: re.Match[str]) -> Step:
