@@ -95,7 +95,7 @@ def _garbled(kind: str, right: list[Call], protocol: str, chance: random.Random)
             whole[index]["function"]["arguments"] = text
             if finish is not None:
                 whole = whole[: index + 1]  # nothing came after it
-            message = {"role": "assistant", "content": None, "tool_calls": whole}
+            message = {"role": "assistant", "content": "", "tool_calls": whole}
             return Wording(message=message, finish_reason=finish or "tool_calls")
     return None
 
@@ -134,7 +134,7 @@ def _words(made: list[Call], protocol: str) -> Wording:
     if protocol != "tools":
         return _text(answer_text(made))
     listed = [_openai(call, index) for index, call in enumerate(made)]
-    message = {"role": "assistant", "content": None, "tool_calls": listed}
+    message = {"role": "assistant", "content": "", "tool_calls": listed}
     return Wording(message=message, finish_reason="tool_calls")
 
 

@@ -96,6 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
         print(f"scripted: {self.address_string()} {format % args}", file=sys.stderr)  # noqa: T201
 
     def do_GET(self) -> None:
+        self.fault = ""
         path = _path(self.path)
         model = self.server.answerer.script.model
         if path == "/health":
@@ -109,6 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(404, shapes.error(404, "File Not Found"))
 
     def do_POST(self) -> None:
+        self.fault = ""
         body = self._body()
         if body is None:
             return
@@ -154,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif streamed:
             options = body.get("stream_options")
             usage = isinstance(options, dict) and bool(options.get("include_usage"))
-            made = shapes.text_chunks(reply, usage=usage) if text else shapes.chunks(reply, usage=usage)
+            made = shapes.text_chunks(reply) if text else shapes.chunks(reply, usage=usage)
             self._stream(made)
         else:
             self._wait(reply.tokens_out * self._pace())

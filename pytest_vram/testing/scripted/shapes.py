@@ -109,7 +109,7 @@ def text_completion(reply: ScriptedReply) -> dict[str, Any]:
 
 
 def chunks(reply: ScriptedReply, *, usage: bool = False) -> Iterator[dict[str, Any]]:
-    """The ``chat.completion.chunk`` objects of a streamed answer, :func:`finish` not among them."""
+    """The ``chat.completion.chunk`` objects of a streamed answer."""
     head = _head(reply, "chat.completion.chunk")
     for delta in deltas(reply.message):
         yield {"choices": [{"finish_reason": None, "index": 0, "delta": delta}], **head}
@@ -127,18 +127,17 @@ def deltas(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for index, call in enumerate(message.get("tool_calls") or ()):
         function = call["function"]
         arguments = function.get("arguments")
-        opening = {"name": function["name"], **({} if isinstance(arguments, str) else {"arguments": arguments})}
+        bits = pieces(arguments) if isinstance(arguments, str) else [arguments]
+        opening = {"name": function["name"], "arguments": bits[0] if bits else ""}
         yield {"tool_calls": [{"index": index, "id": call["id"], "type": "function", "function": opening}]}
-        if isinstance(arguments, str):
-            for piece in pieces(arguments):
-                yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+        for bit in bits[1:]:
+            yield {"tool_calls": [{"index": index, "function": {"arguments": bit}}]}
 
 
-def text_chunks(reply: ScriptedReply, *, usage: bool = False) -> Iterator[dict[str, Any]]:
-    """The pieces of a streamed text completion."""
+def text_chunks(reply: ScriptedReply) -> Iterator[dict[str, Any]]:
+    """The pieces of a streamed text completion; llama.cpp puts the usage into the last one, asked or not."""
     head = _head(reply, "text_completion")
     for piece in pieces(reply.message.get("content") or ""):
         yield {"choices": [{"text": piece, "index": 0, "logprobs": None, "finish_reason": None}], **head}
-    yield {"choices": [{"text": "", "index": 0, "logprobs": None, "finish_reason": reply.finish_reason}], **head}
-    if usage:
-        yield {"choices": [], **head, "usage": _usage(reply)}
+    last = {"text": "", "index": 0, "logprobs": None, "finish_reason": reply.finish_reason}
+    yield {"choices": [last], **head, "usage": _usage(reply)}
