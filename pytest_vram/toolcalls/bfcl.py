@@ -21,6 +21,8 @@ from typing import Any
 from pytest_vram.errors import BadCases
 from pytest_vram.toolcalls.cases import Case, ExpectedCall, Tool
 from pytest_vram.toolcalls.files import read_file, text_lines
+from pytest_vram.toolcalls.lines import check_message
+from pytest_vram.toolcalls.lint_schema import broken, form
 from pytest_vram.toolcalls.strictly import decoded
 from pytest_vram.toolcalls.wanted import list_of, object_of, text_of
 
@@ -144,7 +146,9 @@ def _case(subject: str, row_id: str, row: dict[str, Any], answer: Any, origin: s
         if found is None:
             return None
         expected.append(found)
-    messages = [object_of(one, f"{origin}: question") for one in list_of(turns[0], f"{origin}: question", "messages")]
+    messages = list_of(turns[0], f"{origin}: question[0]", "messages")
+    for position, message in enumerate(messages):
+        check_message(message, f"{origin}: question[0][{position}]")
     names = "+".join(sorted(tool.name for tool in tools))
     return Case(
         id=row_id,
@@ -192,10 +196,8 @@ def _schema(schema: Any) -> Any:
 
 def _expected(name: str, arguments: dict[str, Any], tools: list[Tool]) -> ExpectedCall | None:
     """The call that is right; ``None``: the row contradicts its own schema, so that nothing can be right."""
-    import jsonschema
-
     schema = next((tool.parameters for tool in tools if tool.name == name), None)
-    if schema is None:
+    if schema is None or any(flaw.error for flaw in form(schema)):
         return None
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if any(key not in arguments for key in required) or any(key not in properties for key in arguments):
@@ -207,11 +209,10 @@ def _expected(name: str, arguments: dict[str, Any], tools: list[Tool]) -> Expect
             return None
         if key not in required and ("" in allowed or None in allowed):
             omittable.append(key)
-        validator = jsonschema.Draft202012Validator(properties[key])
         values: list[Any] = []
         for value in _combinations(allowed):
             blank = value is None or (value == "" and key not in required)
-            if not blank and value not in values and validator.is_valid(value):
+            if not blank and value not in values and broken(value, properties[key], schema) is None:
                 values.append(value)
         if not values and key not in omittable:
             return None

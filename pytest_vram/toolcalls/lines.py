@@ -80,11 +80,12 @@ def _messages(value: Any, where: str) -> list[dict[str, Any]]:
     if not messages:
         raise BadCases(f"{where} is empty: the request belongs there")
     for position, message in enumerate(messages):
-        _check_message(message, f"{where}[{position}]")
+        check_message(message, f"{where}[{position}]")
     return messages
 
 
-def _check_message(value: Any, where: str) -> None:
+def check_message(value: Any, where: str) -> None:
+    """Refuse what is no chat message. :raises BadCases: naming its path."""
     message = object_of(value, where, _MESSAGE)
     role = text_of(message.get("role"), f"{where}.role")
     if role not in ROLES:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -69,7 +70,8 @@ def _of_case(case: Case) -> Iterator[Finding]:
         if call.name not in offered:
             yield _finding(case, "not-offered", f"expect[{position}]: {unoffered(call.name, list(offered))}")
             continue
-        yield from _of_call(case, f"expect[{position}]", call, offered[call.name])
+        if not _unusable(offered[call.name]):  # else its schema is a finding, and says nothing of values
+            yield from _of_call(case, f"expect[{position}]", call, offered[call.name])
     yield from _twins(case)
 
 
@@ -218,7 +220,7 @@ def _of_past_call(case: Case, where: str, function: dict[str, Any], offered: dic
     elif function["name"] not in offered:
         text = f"{where}: {unoffered(function['name'], list(offered))}"
         yield _finding(case, "history", text, level="warning")
-    else:
+    elif not _unusable(offered[function["name"]]):
         parameters = offered[function["name"]].parameters
         why = lint_schema.broken(arguments, parameters, parameters)
         if why is not None:
@@ -258,7 +260,7 @@ def _of_tools(cases: Sequence[Case]) -> Iterator[Finding]:
             if not tool.description.strip():
                 text = f"tool {tool.name!r} has no description: models choose by it"
                 yield _finding(case, "description", text, level="warning")
-            for flaw in lint_schema.flaws(tool.parameters):
+            for flaw in _flaws(json.dumps(tool.parameters)):
                 level: Level = "error" if flaw.error else "warning"
                 yield _finding(case, "schema", f"tool {tool.name!r}: {flaw.text}", level=level)
 
@@ -276,6 +278,21 @@ def _alike(cases: Sequence[Case]) -> Iterator[Finding]:
         else:
             text = f"the same request as case {first.id!r} ({first.origin}), and another answer is right"
             yield _finding(case, "contradiction", text)
+
+
+def _unusable(tool: Tool) -> bool:
+    return _formless(json.dumps(tool.parameters))
+
+
+@lru_cache(maxsize=1024)
+def _formless(parameters: str) -> bool:
+    return any(flaw.error for flaw in lint_schema.form(json.loads(parameters)))
+
+
+@lru_cache(maxsize=1024)
+def _flaws(parameters: str) -> tuple[lint_schema.Flaw, ...]:
+    """By the text of a schema: the same tools come in many cases, and schemas are slow to check."""
+    return tuple(lint_schema.flaws(json.loads(parameters)))
 
 
 def _of_families(cases: Sequence[Case]) -> Iterator[Finding]:

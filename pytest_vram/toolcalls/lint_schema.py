@@ -29,26 +29,28 @@ class Flaw(NamedTuple):
 
 def flaws(parameters: dict[str, Any]) -> list[Flaw]:
     """All that is wrong with the schema of a tool's parameters."""
+    found = form(parameters)
+    if not any(flaw.error for flaw in found):
+        found += [flaw for path, one in _schemas(parameters, "parameters") for flaw in _values(one, path, parameters)]
+    return found
+
+
+def form(parameters: dict[str, Any]) -> list[Flaw]:
+    """What keeps it from being a schema: without an error here values can be held against it."""
     found: list[Flaw] = []
     if parameters.get("type") != "object":
         found.append(Flaw(f"parameters have type {parameters.get('type')!r}: a tool takes an object"))
     try:
-        for path, schema in _schemas(parameters, "parameters"):
-            found += _of(schema, path, parameters)
-        if not any(flaw.error for flaw in found):
-            found += [
-                Flaw(f"{_path(error.absolute_path)}: {error.message}")
-                for error in jsonschema.Draft202012Validator(jsonschema.Draft202012Validator.META_SCHEMA).iter_errors(
-                    parameters
-                )
-            ]
+        found += [flaw for path, schema in _schemas(parameters, "parameters") for flaw in _form(schema, path)]
+        if not any(flaw.error for flaw in found):  # what jsonschema can read, and says in fewer words
+            found += _against_metaschema(parameters)
     except RecursionError:
         found.append(Flaw("the schema is nested too deeply to be checked"))
     return found
 
 
 def broken(value: Any, schema: Any, whole: dict[str, Any]) -> str | None:
-    """Why a value breaks a schema inside of a whole one; ``None`` where it keeps it."""
+    """Why a value breaks a schema inside of a whole one that has no flaws; ``None`` where it keeps it."""
     validator = jsonschema.Draft202012Validator(whole, registry=referencing.Registry())
     try:
         error = next(validator.evolve(schema=schema).iter_errors(value), None)
@@ -59,8 +61,11 @@ def broken(value: Any, schema: Any, whole: dict[str, Any]) -> str | None:
     return None if error is None else error.message
 
 
-def _path(parts: Any) -> str:
-    return "parameters" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+def _against_metaschema(parameters: dict[str, Any]) -> Iterator[Flaw]:
+    metaschema = jsonschema.Draft202012Validator(jsonschema.Draft202012Validator.META_SCHEMA)
+    for error in metaschema.iter_errors(parameters):
+        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
+        yield Flaw(f"parameters{path}: {error.message}")
 
 
 def _schemas(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -80,17 +85,15 @@ def _schemas(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield from _schemas(one, f"{path}.{name}" if key == "properties" else f"{path}.{key}.{name}")
 
 
-def _of(schema: dict[str, Any], path: str, whole: dict[str, Any]) -> Iterator[Flaw]:
-    known = True
+def _form(schema: dict[str, Any], path: str) -> Iterator[Flaw]:
+    """What people get wrong in a schema, said in more words than the metaschema has."""
     for name in schema["type"] if isinstance(schema.get("type"), list) else [schema.get("type", "string")]:
         if name not in TYPES:
-            known = False
             near = difflib.get_close_matches(str(name), TYPES, n=1, cutoff=0.6)
             meant = _MEANT.get(str(name).lower()) or (near[0] if near else None)
             yield Flaw(f"{path}: type {name!r} is unknown" + (f": did you mean {meant!r}?" if meant else ""))
     reference = schema.get("$ref")
     if reference is not None and not str(reference).startswith("#"):
-        known = False
         yield Flaw(f"{path}: $ref {reference!r} leads out of the schema: models cannot follow it")
     yield from _required(schema, path)
     for low, high in _PAIRS:
@@ -101,22 +104,22 @@ def _of(schema: dict[str, Any], path: str, whole: dict[str, Any]) -> Iterator[Fl
         try:
             re.compile(schema["pattern"])
         except re.error as error:
-            known = False
             yield Flaw(f"{path}: pattern {schema['pattern']!r} is no regular expression: {error}")
-    if not known:
-        return
-    without = {key: value for key, value in schema.items() if key not in ("enum", "default")}
-    if isinstance(schema.get("enum"), list):
-        for value in schema["enum"]:
-            why = _kept(value, without, whole)
-            if why is not None:
-                yield Flaw(f"{path}: enum has a value that the rest of the schema refuses: {why}")
-    if schema.get("default") is not None:
-        why = _kept(schema["default"], {key: value for key, value in schema.items() if key != "default"}, whole)
-        if why is not None:
-            yield Flaw(f"{path}: the default is refused by the schema: {why}")
     if schema.get("type") == "array" and "items" not in schema and "prefixItems" not in schema:
         yield Flaw(f"{path}: an array without items: models cannot know what belongs in it", error=False)
+
+
+def _values(schema: dict[str, Any], path: str, whole: dict[str, Any]) -> Iterator[Flaw]:
+    """Values in a schema that the rest of it refuses."""
+    rest = {key: value for key, value in schema.items() if key not in ("enum", "default")}
+    for value in schema.get("enum", ()):
+        why = broken(value, rest, whole)
+        if why is not None:
+            yield Flaw(f"{path}: enum has a value that the rest of the schema refuses: {why}")
+    if schema.get("default") is not None:
+        why = broken(schema["default"], schema, whole)
+        if why is not None:
+            yield Flaw(f"{path}: the default is refused by the schema: {why}")
 
 
 def _required(schema: dict[str, Any], path: str) -> Iterator[Flaw]:
@@ -129,10 +132,3 @@ def _required(schema: dict[str, Any], path: str) -> Iterator[Flaw]:
             near = difflib.get_close_matches(str(name), properties, n=1, cutoff=0.6)
             meant = f": did you mean {near[0]!r}?" if near else ""
             yield Flaw(f"{path}: required names {name!r}, which is none of its properties{meant}")
-
-
-def _kept(value: Any, schema: dict[str, Any], whole: dict[str, Any]) -> str | None:
-    try:
-        return broken(value, schema, whole)
-    except (TypeError, ValueError, AttributeError) as error:  # jsonschema meets a schema that is none
-        return f"the schema cannot be used ({error})"
