@@ -19,7 +19,7 @@ from pytest_vram import specfile
 from pytest_vram.errors import BadCases, BadInput, VramError
 from pytest_vram.needs import Plan
 from pytest_vram.run import Attempt, Run
-from pytest_vram.spec import BackendSpec, as_table
+from pytest_vram.spec import BackendSpec
 from pytest_vram.toolcalls import cases as case_files
 from pytest_vram.toolcalls import evaluation, results, verdict
 from pytest_vram.toolcalls.cases import CaseSet
@@ -27,6 +27,7 @@ from pytest_vram.toolcalls.results import CaseResult, Results
 from pytest_vram.toolcalls.verdict import Verdict
 
 if TYPE_CHECKING:
+    from pytest_vram.backends.client import VramClient
     from pytest_vram.backends.pool import RunningBackend
 
 logger = logging.getLogger("pytest_vram.toolcalls")
@@ -111,7 +112,8 @@ class Accuracy:
         self._run = run
         self._write = write
         self._cases: dict[str, CaseSet] = {}
-        self._answered: dict[tuple[object, ...], Asked] = {}
+        #: By server and way of asking: the generation that was asked, and what it answered.
+        self._answered: dict[tuple[object, ...], tuple[int, Asked]] = {}
         self._files = 0
 
     # ------------------------------------------------------------ before anything starts
@@ -156,7 +158,7 @@ class Accuracy:
                 f"baseline={name!r} is neither a backend of the config file nor a results file:"
                 f" {specfile.known(specs, name)}, and there is no file {path}"
             )
-        earlier = results.load(path)
+        earlier = results.read(path)
         if earlier.digest != cases.digest:
             raise BadCases(
                 f"baseline={name!r} has results of other cases: {earlier.cases!r} with digest {earlier.digest}, and"
@@ -173,24 +175,28 @@ class Accuracy:
         :returns: the backend that was asked; nothing where there is none to ask, or it was asked already.
         :raises VramError: it could not be started, or died.
         """
-        if wanted.baseline is None or self._baseline_key(wanted) in self._answered:
+        if wanted.baseline is None:
+            return []
+        key_of_it = self._key(wanted.baseline, wanted)
+        if key_of_it in self._answered:
             return []
         run = self._run
         name = f"{key} (baseline {wanted.baseline.name})"
         own = Plan(takes_part=True, wants_backend=True, serial=plan.serial, backend=wanted.baseline.name)
         attempt = run.begin(name, own, judged=False)
         try:
-            backend = run.backend(wanted.baseline.name, {})
-            asked = self._ask(backend, wanted, name, enough=None)
-            self._answered[self._baseline_key(wanted)] = asked
+            backend = run.pool.acquire(wanted.baseline)
+            asked = self._ask(backend, wanted.baseline, wanted, name)
+            self._answered[key_of_it] = (backend.generation, asked)
             backend.take_requests()  # they are no requests of a test that uses it later
         finally:
             run.leave(attempt)
         return [backend]
 
-    def _baseline_key(self, wanted: Wanted) -> tuple[object, ...]:
-        assert wanted.baseline is not None
-        return ("baseline", msgspec.json.encode(wanted.baseline, order="sorted"), *_asking(wanted))
+    def _key(self, spec: BackendSpec, wanted: Wanted, stops: tuple[Any, ...] | None = None) -> tuple[object, ...]:
+        """What answers depend on: the server, how it is asked, which cases, and when it is enough."""
+        how = msgspec.json.encode([spec.sampling, spec.toolcalls], order="sorted")
+        return (self._run.pool.plan(spec).key, how, wanted.cases.digest, wanted.meaning["retries"], SEED, stops)
 
     def result(self, attempt: Attempt, wanted: Wanted) -> ToolcallResult:
         """Ask the cases of a test, once per attempt, and judge them.
@@ -200,13 +206,15 @@ class Accuracy:
         if attempt.toolcalls is not None:
             return attempt.toolcalls
         plan, meaning = attempt.plan, wanted.meaning
-        backend = self._run.backend(plan.backend, plan.overrides)
+        # Not the backend's own spec: those that differ in how tools are offered share a server.
+        spec = self._run.pool.spec(plan.backend, **plan.overrides)
+        backend = self._run.pool.acquire(spec)
         stops = None
         if meaning["mode"] == "sprt" and wanted.baseline is None and wanted.earlier is None:
             stops = tuple(meaning[name] for name in ("target", "margin", "confidence", "judge"))
-        key = (backend.key, backend.generation, stops, *_asking(wanted), backend.spec.sampling, backend.spec.toolcalls)
-        known = self._answered.get(_hashable(key))
-        if known is None or attempt.number > 1:
+        key = self._key(spec, wanted, stops)
+        generation, known = self._answered.get(key, (0, None))
+        if known is None or generation != backend.generation or attempt.number > 1:
             enough = None
             if stops is not None:
                 enough = verdict.sequential(
@@ -216,13 +224,15 @@ class Accuracy:
                     len(wanted.cases.cases),
                     meaning["judge"],
                 )
-            known = self._ask(backend, wanted, attempt.key, enough=enough)
-            self._answered[_hashable(key)] = known._replace(reused=True)
+            known = self._ask(backend, spec, wanted, attempt.key, enough)
+            self._answered[key] = (backend.generation, known)
+        else:
+            known = known._replace(reused=True)
         baseline: Asked | None = None
         if wanted.earlier is not None:
             baseline = Asked(wanted.earlier, Path(meaning["baseline"]), None)
         elif wanted.baseline is not None:
-            baseline = self._answered[self._baseline_key(wanted)]
+            baseline = self._answered[self._key(wanted.baseline, wanted)][1]
         found = verdict.judge(
             known.results,
             target=meaning["target"],
@@ -238,15 +248,17 @@ class Accuracy:
     def _ask(
         self,
         backend: RunningBackend,
+        spec: BackendSpec,
         wanted: Wanted,
         name: str,
-        *,
-        enough: Callable[[Sequence[CaseResult]], str | None] | None,
+        enough: Callable[[Sequence[CaseResult]], str | None] | None = None,
     ) -> Asked:
         progress = Progress(name, self._write)
         found = ask(
-            backend,
+            backend.client,
+            spec,
             wanted.cases,
+            facts=backend.boot.facts,
             retries=wanted.meaning["retries"],
             seed=SEED,
             told=progress,
@@ -263,23 +275,28 @@ class Accuracy:
 
 
 def ask(
-    backend: RunningBackend,
+    client: VramClient,
+    spec: BackendSpec,
     cases: CaseSet,
     *,
+    facts: Mapping[str, Any],
     told: Callable[[CaseResult, int], None],
     **how: Any,
 ) -> Results:
-    """Ask a running backend the cases, as its spec says; ``how`` goes to :func:`evaluation.evaluate`.
+    """Ask a server the cases as a spec says; ``how`` goes to :func:`evaluation.evaluate`.
 
-    The results carry the backend's name, its settings and what its log says of its build.
+    The results carry the backend's name and settings, and what its log says of its build (``facts`` of its boot).
     """
-    spec = backend.spec
-    found = evaluation.evaluate(backend.client, cases, sampling=spec.sampling, calling=spec.toolcalls, told=told, **how)
-    facts = backend.boot.facts
-    known = {"engine": backend.engine, "model": backend.model, "options": dict(spec.options)}
-    known |= {name: facts[name] for name in ("build", "version") if facts.get(name) is not None}
-    return msgspec.structs.replace(
-        found, backend=backend.name, settings=as_table(spec), fingerprint={**known, **found.fingerprint}
+    known = {name: facts[name] for name in ("build", "version") if facts.get(name) is not None}
+    return evaluation.evaluate(
+        client,
+        cases,
+        sampling=spec.sampling,
+        calling=spec.toolcalls,
+        told=told,
+        spec=spec,
+        fingerprint=known,
+        **how,
     )
 
 
@@ -323,12 +340,3 @@ def _quoted(value: str) -> str:
     if value and all(character.isprintable() and character not in ' "=' for character in value):
         return value
     return msgspec.json.encode(value).decode()
-
-
-def _asking(wanted: Wanted) -> tuple[object, ...]:
-    return (wanted.cases.digest, wanted.meaning["retries"], SEED)
-
-
-def _hashable(key: tuple[object, ...]) -> tuple[object, ...]:
-    """The key with its structs, which may hold tables, as text."""
-    return tuple(msgspec.json.encode(one, order="sorted") if isinstance(one, msgspec.Struct) else one for one in key)

@@ -175,7 +175,7 @@ def _asked(asked: Asked) -> AskedRecord:
 
 def finding_of(record: ToolcallRecord) -> list[Finding]:
     """The finding of a test whose share of right tool calls does not hold; nothing where it does."""
-    outcome = record.outcome
+    outcome = record.verdict.outcome
     if outcome == "passed":
         return []
     text = "\n".join(failure_lines(record))

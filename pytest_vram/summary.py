@@ -327,7 +327,9 @@ class Collector:
             tests=self.tests,
             backends=backends,
             journal=str(journal) if journal.exists() else None,
-            defects=defect_tables(test.toolcalls for test in self.tests if test.toolcalls is not None),
+            defects=defect_tables(
+                (test.toolcalls.asked, test.toolcalls.baseline) for test in self.tests if test.toolcalls is not None
+            ),
         )
 
     @staticmethod

@@ -79,8 +79,8 @@ def _verb(arguments: list[str]) -> str | None:
 
 def _undone(verb: str | None) -> int:
     """The code of work that could not be done: of a prediction 1 would say that the model does not fit,
-    and of a log that its boot failed."""
-    return INCONCLUSIVE if verb in (*WITH_ENGINE_OPTIONS, "compare") else FAILS
+    of a log that its boot failed, and of tool calls that too many are wrong."""
+    return INCONCLUSIVE if verb in (*WITH_ENGINE_OPTIONS, "compare", "toolcalls") else FAILS
 
 
 def _unwritten(error: OSError, code: int, arguments: list[str]) -> int:

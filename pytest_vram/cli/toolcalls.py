@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from pytest_vram.cli import toolcalls_arguments
 from pytest_vram.cli.output import FAILS, HOLDS, Answer
 from pytest_vram.errors import BadInput
 
@@ -49,8 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     lint = actions.add_parser("lint", help="find contradictions in cases", allow_abbrev=False)
     lint.add_argument("files", nargs="*", metavar="CASES", help="JSONL file, folder, shipped:NAME or bfcl:NAME")
     run = actions.add_parser("run", help="ask a deployment the cases, and judge the rate", allow_abbrev=False)
-    run.add_argument("--backend", metavar="NAME", help="backend of the config file (default: its default)")
-    run.add_argument("--cases", metavar="CASES", help="JSONL file, folder, shipped:NAME or bfcl:NAME")
+    toolcalls_arguments.of_run(run)
     for action in (lint, run):
         action.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
 

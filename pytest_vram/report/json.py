@@ -38,9 +38,11 @@ def decode(data: bytes, *, origin: str = "the report") -> RunReport:
 
 def schemas() -> dict[str, dict[str, Any]]:
     """File name in ``report/schema/`` → JSON schema, generated from the data model."""
-    from pytest_vram.report.booted import BootDocument  # these three every run would pay for
+    from pytest_vram.report.booted import BootDocument  # these every run would pay for
     from pytest_vram.report.comparison import CompareDocument
     from pytest_vram.report.predictions import DOCUMENTS
+    from pytest_vram.report.toolcalls import ToolcallDocument
+    from pytest_vram.toolcalls.results import Results
 
     # Defaults of the data model are tuples in places: through JSON, so that the result equals what a file holds.
     report = _schema(RunReport)
@@ -61,6 +63,16 @@ def schemas() -> dict[str, dict[str, Any]]:
         "journal.json": {"$schema": _DIALECT, **line},
         "boot.json": {"$schema": _DIALECT, "title": "What vram boot --json prints", **_schema(BootDocument)},
         "compare.json": {"$schema": _DIALECT, "title": "What vram compare --json prints", **_schema(CompareDocument)},
+        "toolcalls.json": {
+            "$schema": _DIALECT,
+            "title": "What vram toolcalls run --json prints",
+            **_schema(ToolcallDocument),
+        },
+        "toolcalls-results.json": {
+            "$schema": _DIALECT,
+            "title": "A results file of tool calls",
+            **_schema(Results),
+        },
         **{name: {"$schema": _DIALECT, **_schema(document)} for name, document in DOCUMENTS.items()},
     }
 

@@ -166,7 +166,7 @@ def _tool_calls(report: RunReport, width: int) -> list[str]:
     for test in list(last.values())[:_LISTED]:
         assert test.toolcalls is not None
         name = _short(test.nodeid, width - _LABEL - 4)
-        lines += _row("tool calls", f"{one_line(test.toolcalls)}: {test.toolcalls.outcome}, in {name}", width)
+        lines += _row("tool calls", f"{one_line(test.toolcalls)}: {test.toolcalls.verdict.outcome}, in {name}", width)
     if len(last) > _LISTED:
         lines += _row("tool calls", f"{len(last) - _LISTED} tests more; the report has them", width)
     return lines

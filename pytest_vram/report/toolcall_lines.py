@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytest_vram.report.toolcalls import AskedRecord, DefectTable, RateRow, ToolcallRecord, WorstCase
+from pytest_vram.report.toolcalls import AskedRecord, DefectTable, RateRow, ToolcallDocument, ToolcallRecord, WorstCase
 from pytest_vram.text import printable
+from pytest_vram.toolcalls.verdict import Paired
 
 WIDTH = 80
 #: Worst cases of a terminal, and most lines of one text of them.
@@ -31,22 +33,25 @@ def failure_lines(record: ToolcallRecord, width: int = WIDTH) -> list[str]:
 
 def _first(record: ToolcallRecord) -> str:
     """The sentences of what did not hold; those of the comparison where only that did not."""
-    verdict, paired = record.verdict, record.verdict.paired
+    verdict, paired = record.verdict, record.paired
     texts = [verdict.text]
-    if paired is not None and paired.text and paired.text not in verdict.text:
-        texts.insert(0 if verdict.outcome == "passed" else 1, paired.text)
-    return "\n".join(text for text in texts if text) or f"tool calls: {record.outcome}"
+    if paired is not None and paired.text not in verdict.text:
+        # The verdict's outcome is the graver of both: first what brought it about.
+        texts.insert(0 if paired.outcome == verdict.outcome else 1, paired.text)
+    return "\n".join(text for text in texts if text) or f"tool calls: {record.verdict.outcome}"
 
 
-def asked_lines(record: ToolcallRecord, width: int = WIDTH) -> list[str]:
+def asked_lines(record: ToolcallRecord | ToolcallDocument, width: int = WIDTH) -> list[str]:
     """The tables, the worst cases and what is to be known besides, without the verdict."""
     asked = record.asked
-    lines = [how_asked(asked), *rate_table(asked, record.baseline)]
+    lines = textwrap.wrap(how_asked(asked), width, subsequent_indent="  ", break_on_hyphens=False)
+    lines += rate_table(asked, record.baseline)
     lines += ["", *kind_table(asked, record.baseline)] if asked.kinds else []
     for case in record.worst[:SHOWN]:
         lines += ["", *case_lines(case, width)]
     lines += [""] if asked.kinds else []
-    for text in [*record.verdict.warnings, *_paired_notes(record), *asked.notes]:
+    warnings = record.verdict.warnings if record.verdict is not None else []
+    for text in [*warnings, *_paired_notes(record), *asked.notes]:
         lines += textwrap.wrap(f"note: {text}", width, subsequent_indent="  ", break_long_words=False)
     if asked.reused:
         lines.append("note: an earlier test of this run had asked the same: its answers were taken")
@@ -57,8 +62,22 @@ def asked_lines(record: ToolcallRecord, width: int = WIDTH) -> list[str]:
     return lines
 
 
-def _paired_notes(record: ToolcallRecord) -> list[str]:
-    return list(record.verdict.paired.notes) if record.verdict.paired is not None else []
+def _paired_notes(record: ToolcallRecord | ToolcallDocument) -> list[str]:
+    return list(record.paired.notes) if record.paired is not None else []
+
+
+def paired_lines(paired: Paired | None) -> list[str]:
+    """The sentences of a comparison."""
+    return [line for line in paired.text.splitlines() if line.strip()] if paired is not None else []
+
+
+def rate_line(asked: AskedRecord) -> str:
+    """The rate alone, where nothing is judged."""
+    if not asked.n:
+        return f"no case has an answer: {asked.infrastructure} of {asked.planned} ended in trouble of the server"
+    retry = f", {_share(asked.after_retry, asked.n)} after a retry" if asked.retries else ""
+    lost = f"; {asked.infrastructure} without an answer" if asked.infrastructure else ""
+    return f"{_share(asked.right, asked.n)} right at first try{retry}{lost}"
 
 
 def how_asked(asked: AskedRecord) -> str:
@@ -194,10 +213,9 @@ def _call(call: Mapping[str, Any]) -> str:
 def one_line(record: ToolcallRecord) -> str:
     """A test whose calls were right often enough, in one sentence for the summary."""
     asked, verdict = record.asked, record.verdict
-    retry = f", {_share(asked.after_retry, asked.n)} after a retry" if asked.retries else ""
     kinds = ", ".join(f"{row.kind} {row.first}" for row in asked.kinds[:3])
     wrong = f"; mostly {kinds}" if kinds else ""
-    return f"{_share(asked.right, asked.n)} right at first try{retry}, target {_plain(verdict.target)}{wrong}"
+    return f"{rate_line(asked)}, target {_plain(verdict.target)}{wrong}"
 
 
 def defect_lines(table: DefectTable, width: int = WIDTH) -> list[str]:
@@ -207,13 +225,20 @@ def defect_lines(table: DefectTable, width: int = WIDTH) -> list[str]:
     if len(names) * cell + _NAME > width:
         return _defect_list(table, width)
     lines = [_cells("defects by setting", names, cell)]
-    lines += [
-        _cells(setting, [_cut(column.settings[setting] or "-", cell - 1) for column in table.columns], cell)
-        for setting in table.columns[0].settings
-    ]
+    for setting in table.columns[0].settings:
+        values = _apart([column.settings[setting] or "-" for column in table.columns], cell - 1)
+        lines.append(_cells(setting, values, cell))
     lines.append(_cells("right", [_share(column.right, column.n) for column in table.columns], cell))
     lines += [_cells(row.kind, [str(count) if count else "." for count in row.counts], cell) for row in table.rows]
     return lines
+
+
+def _apart(values: Sequence[str], most: int) -> list[str]:
+    """Values cut so that what differs is seen: those that are long begin where they differ."""
+    same = len(os.path.commonprefix(list(values)))
+    if max(map(len, values)) <= most or same < most // 2:
+        return [_cut(value, most) for value in values]
+    return [_cut("…" + value[same:], most) for value in values]
 
 
 def _defect_list(table: DefectTable, width: int) -> list[str]:

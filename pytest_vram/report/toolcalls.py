@@ -6,14 +6,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from pytest_vram.spec import Sampling
 from pytest_vram.toolcalls.diagnosis import KINDS
 from pytest_vram.toolcalls.results import CaseResult, Results
-from pytest_vram.toolcalls.verdict import Verdict
+from pytest_vram.toolcalls.verdict import Paired, Verdict
 
+FORMAT = "pytest-vram/toolcalls-run/1"
 #: Cases that a report shows in full.
 WORST = 10
 #: Most characters of an answer that a report shows of one case.
@@ -100,13 +102,25 @@ class ToolcallRecord(msgspec.Struct, frozen=True, kw_only=True):
     worst: list[WorstCase] = []
 
     @property
-    def outcome(self) -> Literal["passed", "failed", "inconclusive", "error"]:
-        """The gravest of the verdict on the target and of the comparison."""
-        found = {self.verdict.outcome}
-        if self.verdict.paired is not None:
-            found.add(self.verdict.paired.outcome)
-        order: tuple[Literal["error", "failed", "inconclusive"], ...] = ("error", "failed", "inconclusive")
-        return next((outcome for outcome in order if outcome in found), "passed")
+    def paired(self) -> Paired | None:
+        """The comparison with the baseline."""
+        return self.verdict.paired
+
+
+class ToolcallDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``vram toolcalls run --json`` prints.
+
+    :ivar verdict: on the target, where one was given. :ivar paired: the comparison with the baseline, where there is
+        one.
+    """
+
+    asked: AskedRecord
+    verdict: Verdict | None = None
+    paired: Paired | None = None
+    baseline: AskedRecord | None = None
+    worst: list[WorstCase] = []
+    defects: list[DefectTable] = []
+    format: str = FORMAT
 
 
 class DefectColumn(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,13 +171,20 @@ def asked_record(
         languages=_rates(counted, lambda result: result.language),
         kinds=_kinds(counted),
         settings=dict(results.settings),
-        sampling=dict(results.sampling),
+        sampling=_sampling(results.sampling),
         fingerprint=dict(results.fingerprint),
         stopped=results.stopped,
         file=file,
         reused=reused,
         notes=[*results.notes, *notes],
     )
+
+
+def _sampling(own: Mapping[str, Any]) -> dict[str, Any]:
+    """What was sent, with the defaults that a results file leaves out."""
+    default = Sampling()
+    found = {name: own.get(name, getattr(default, name)) for name in Sampling.__struct_fields__}
+    return {name: value for name, value in found.items() if value not in (None, {})}
 
 
 def _right_in_the_end(result: CaseResult) -> bool:
@@ -234,11 +255,11 @@ def _worst(result: CaseResult, judge: str) -> WorstCase:
 # ---------------------------------------------------------------- defects and settings
 
 
-def defect_tables(records: Iterable[ToolcallRecord]) -> list[DefectTable]:
+def defect_tables(asked_together: Iterable[Iterable[AskedRecord | None]]) -> list[DefectTable]:
     """A table for each set of cases that several backends, or several settings of one, were asked."""
     asked: dict[str, dict[str, AskedRecord]] = {}
-    for record in records:
-        for one in (record.asked, record.baseline):
+    for group in asked_together:
+        for one in group:
             if one is not None:
                 key = msgspec.json.encode([one.backend, _told(one), one.retries], order="sorted").decode()
                 known = asked.setdefault(one.digest, {})
@@ -252,7 +273,7 @@ def _table(columns: Sequence[AskedRecord]) -> DefectTable:
     told = [_told(one) for one in columns]
     names = sorted({name for one in told for name in one})
     different = [name for name in names if len({one.get(name, "") for one in told}) > 1]
-    kinds = sorted({row.kind for one in columns for row in one.kinds}, key=_order)
+    kinds = sorted({row.kind for one in columns for row in one.kinds if row.first}, key=_order)
     counts = [{row.kind: row.first for row in one.kinds} for one in columns]
     return DefectTable(
         cases=columns[0].cases,

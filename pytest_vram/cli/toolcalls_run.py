@@ -1,0 +1,508 @@
+"""``vram toolcalls run``: a deployment is asked the cases outside of pytest, and its rate is printed or judged."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pytest_vram import accuracy, markers, settings, specfile
+from pytest_vram.backends.addresses import root_of
+from pytest_vram.backends.client import Target, VramClient
+from pytest_vram.cli import deployment, project
+from pytest_vram.cli.output import FAILS, HOLDS, INCONCLUSIVE, INTERRUPTED, Answer, progress
+from pytest_vram.errors import BadInput, BadMarker, KeeperError, RequestFailed, VramError
+from pytest_vram.keeper.messages import Finish
+from pytest_vram.needs import Plan
+from pytest_vram.report.toolcall_lines import asked_lines, defect_lines, paired_lines, rate_line
+from pytest_vram.report.toolcalls import (
+    AskedRecord,
+    ToolcallDocument,
+    asked_record,
+    defect_tables,
+    worst_cases,
+)
+from pytest_vram.run import Run, new_identity
+from pytest_vram.spec import BackendSpec, as_table
+from pytest_vram.summary import prune
+from pytest_vram.toolcalls import cases as case_files
+from pytest_vram.toolcalls import results as results_files
+from pytest_vram.toolcalls import verdict
+from pytest_vram.toolcalls.cases import CaseSet
+from pytest_vram.toolcalls.results import CaseResult, Results
+
+#: Options that say how a rate is judged, and mean nothing without a target.
+_JUDGING = ("mode", "confidence")
+_CODES = {"passed": HOLDS, "failed": FAILS, "inconclusive": INCONCLUSIVE, "error": INCONCLUSIVE}
+_LARGEST = 1_000_000
+
+
+class Server(NamedTuple):
+    """What is asked. :ivar facts: of its boot."""
+
+    client: VramClient
+    spec: BackendSpec
+    facts: Mapping[str, Any]
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments, checked. :ivar judged: as the marker would have them; ``None`` without a target."""
+
+    cases: CaseSet
+    retries: int
+    seed: int
+    limit: int | None
+    confidence: float
+    margin: float
+    judge: verdict.Judge
+    judged: dict[str, Any] | None
+    output: Path | None
+
+
+class Interrupted(Exception):
+    """Ctrl-C while cases were asked. :ivar results: what was answered until then."""
+
+    def __init__(self, results: Results) -> None:
+        super().__init__()
+        self.results = results
+
+
+def run(options: argparse.Namespace, rest: list[str]) -> Answer:
+    """Ask, save, print or judge.
+
+    :raises BadInput: arguments, cases or a baseline that cannot be used. :raises VramError: no server answers.
+    """
+    if rest:
+        raise BadInput(f"vram toolcalls run does not take {rest[0]!r}: see vram toolcalls run --help")
+    wanted = _wanted(options)
+    if options.url is not None:
+        return _at_url(options, wanted)
+    for name in ("model", "api_key_env"):
+        if getattr(options, name) is not None:
+            raise BadInput(f"{_flag(name)} belongs to --url: a backend of the config file has its own")
+    return _of_config(options, wanted)
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def _wanted(options: argparse.Namespace) -> Wanted:
+    if options.target is None:
+        useless = next((name for name in _JUDGING if getattr(options, name) is not None and not options.baseline), None)
+        if useless is not None:
+            raise BadInput(f"{_flag(useless)} without --target judges nothing: write the target, such as --target 0.94")
+    if options.mode is not None and options.target is None:
+        raise BadInput("--mode without --target judges nothing: write the target, such as --target 0.94")
+    if options.aa and options.baseline is None:
+        raise BadInput("--aa asks the baseline a second time: name a backend with --baseline")
+    given = {
+        "mode": options.mode,
+        "confidence": _number(options.confidence, "confidence"),
+        "margin": _number(options.margin, "margin"),
+        "retries": _count(options.retries, "retries", 0, markers.RETRIES),
+        "judge": options.judge,
+        "baseline": options.baseline,
+    }
+    target = _number(options.target, "target")
+    try:
+        # Checked as the marker's arguments are; where no target is given, against one that is always right.
+        meaning = markers.read(
+            "toolcall_accuracy",
+            (1.0 if target is None else target,),
+            {name: value for name, value in given.items() if value is not None},
+        )
+    except BadMarker as error:
+        message = str(error).removeprefix("@toolcall_accuracy: ").partition("; write toolcall_accuracy(")[0]
+        raise BadInput(message) from None
+    return Wanted(
+        cases=case_files.load(options.cases, base=Path.cwd()),
+        retries=meaning["retries"],
+        seed=_count(options.seed, "seed", 0, (1 << 63) - 1) or 0,
+        limit=_count(options.limit, "limit", 1, _LARGEST),
+        confidence=meaning["confidence"],
+        margin=meaning["margin"],
+        judge=meaning["judge"],
+        judged=None if target is None else meaning,
+        output=_output(options.output),
+    )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _number(text: str | None, name: str) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        raise BadInput(f"{_flag(name)} {text!r} is not a number: write a share such as 0.95") from None
+    return int(value) if value.is_integer() else value
+
+
+def _count(text: str | None, name: str, least: int, most: int) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
+        raise BadInput(f"{_flag(name)} {text!r} is not a whole number from {least} to {most}")
+    return int(text)
+
+
+def _output(text: str | None) -> Path | None:
+    if text is None:
+        return None
+    path = Path.cwd() / Path(text).expanduser()
+    if path.is_dir() or not path.parent.is_dir():
+        raise BadInput(f"--output {text}: write the name of a file in a folder that is there")
+    return path
+
+
+def _calling(options: argparse.Namespace, spec: BackendSpec) -> BackendSpec:
+    """The spec with how tools are offered as the command line says; the same server."""
+    changed: dict[str, Any] = msgspec.to_builtins(spec.toolcalls)
+    if options.protocol is not None:
+        changed["protocol"] = options.protocol
+        if options.protocol != "tools":  # they mean nothing to the others
+            changed = {name: value for name, value in changed.items() if name not in ("tool_choice", "parallel")}
+    if options.stream is not None:
+        changed["stream"] = options.stream
+    try:
+        return msgspec.structs.replace(spec, toolcalls=specfile.toolcalls(changed, "toolcalls"))
+    except BadInput as error:
+        raise BadInput(f"{error} (from --protocol)") from None
+
+
+# ---------------------------------------------------------------- where it runs
+
+
+def _at_url(options: argparse.Namespace, wanted: Wanted) -> Answer:
+    """A server that runs already, on this machine or another: nothing is started and nothing is measured."""
+    for name in ("backend", "config"):
+        if getattr(options, name) is not None:
+            raise BadInput(f"{_flag(name)} and --url are two servers to ask: name one")
+    key = None
+    if options.api_key_env is not None:
+        key = os.environ.get(options.api_key_env)
+        if not key:
+            raise BadInput(
+                f"--api-key-env {options.api_key_env}: there is no such environment variable, or it is empty"
+            )
+    url = root_of(options.url, "--url")
+    target = Target(name=options.model or "url", url=url, api_key=key, model=options.model)
+    client = VramClient(target)
+    target.model = options.model or _only_model(client)
+    spec = BackendSpec(
+        name=target.model or url.partition("://")[2],
+        engine="attach",
+        origin="the command line",
+        base=str(Path.cwd()),
+        url=url,
+        served_model=target.model,
+    )
+    earlier, other = _baseline(options, wanted, {})
+    assert other is None
+    server = Server(client, _calling(options, spec), {})
+    path = wanted.output or _file_name(spec.name)
+    return _answer(server, wanted, path, earlier=earlier)
+
+
+def _file_name(name: str) -> Path:
+    """A file in the working folder: where no run has a folder."""
+    plain = "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in name).strip(".-") or "server"
+    now = datetime.datetime.now(datetime.UTC)
+    return Path.cwd() / f"toolcalls-{plain[:60]}-{now:%Y%m%dT%H%M%SZ}.json"
+
+
+def _only_model(client: VramClient) -> str | None:
+    """The name of the server's model, where it has one; ``None`` where it does not say.
+
+    :raises BadInput: it has several. :raises VramError: it does not answer.
+    """
+    try:
+        answer = client.get("/v1/models")
+    except RequestFailed as error:
+        if error.status in (401, 403):
+            raise BadInput(f"{client.target.url} wants an API key: name its variable with --api-key-env") from None
+        return None
+    listed = answer.get("data") if isinstance(answer, dict) else None
+    names = [row["id"] for row in listed or [] if isinstance(row, dict) and isinstance(row.get("id"), str)]
+    if len(names) > 1:
+        shown = ", ".join(map(repr, names[:8]))
+        raise BadInput(f"{client.target.url} has {len(names)} models ({shown}): name one with --model")
+    return names[0] if names else None
+
+
+def _of_config(options: argparse.Namespace, wanted: Wanted) -> Answer:
+    """A backend of the config file, started for this and ended afterwards."""
+    file = deployment.config(options)
+    found = settings.resolve(
+        settings.gather({}, os.environ, {}, file.values, file.path), config_path=Path(file.path) if file.path else None
+    )
+    free = msgspec.structs.replace(found, budget=None, reserve=0)
+    made = Run(free, file, new_identity(project.find(Path.cwd()).root), role="controller", worker=None)
+    name = options.backend or found.backend or file.default
+    spec = _calling(options, made.pool.spec(name))
+    earlier, other = _baseline(options, wanted, file.backends)
+    if other is not None:
+        other = _calling(options, made.pool.spec(other.name))
+        if other == spec:
+            raise BadInput(f"--baseline {options.baseline} is the backend that is asked: name another one")
+        made.pool.plan(other)
+    made.pool.plan(spec)  # what cannot be started is said before anything is
+    repeated: Results | None = None
+    with _ending(made):
+        if other is not None:
+            earlier, repeated = _asked_before(made, other, wanted, twice=options.aa)
+        with _started(made, spec) as server:
+            path = wanted.output or Path(made.identity.folder) / f"toolcalls-{spec.name}.json"
+            return _answer(server, wanted, path, earlier=earlier, repeated=repeated)
+
+
+def _baseline(
+    options: argparse.Namespace, wanted: Wanted, backends: Mapping[str, BackendSpec]
+) -> tuple[Results | None, BackendSpec | None]:
+    """Earlier results of a file, or the spec of another backend."""
+    name = options.baseline
+    if name is None:
+        return None, None
+    if name in backends:
+        return None, backends[name]
+    path = Path.cwd() / Path(name).expanduser()
+    if not path.exists():
+        raise BadInput(
+            f"--baseline {name} is neither a backend of the config file nor a results file:"
+            f" {specfile.known(backends, name)}, and there is no file {path}"
+        )
+    if options.aa:
+        raise BadInput("--aa asks the baseline a second time, which a results file cannot be: name a backend")
+    earlier = results_files.read(path)
+    if earlier.digest != wanted.cases.digest:
+        raise BadInput(
+            f"--baseline {name} has results of other cases ({earlier.cases}, digest {earlier.digest}) than are asked"
+            f" ({wanted.cases.name}, digest {wanted.cases.digest}): ask both the same"
+        )
+    return earlier, None
+
+
+def _asked_before(made: Run, spec: BackendSpec, wanted: Wanted, *, twice: bool) -> tuple[Results, Results | None]:
+    """The baseline, asked before the backend itself; the keeper ends its server when there is no room for both."""
+    with _started(made, spec) as server:
+        first = _ask(server, wanted, f"baseline {spec.name}")
+        second = _ask(server, wanted, f"baseline {spec.name} again") if twice else None
+    return first, second
+
+
+@contextlib.contextmanager
+def _started(made: Run, spec: BackendSpec) -> Iterator[Server]:
+    progress(f"starting {spec.name!r} …")
+    attempt = made.begin(f"toolcalls: {spec.name}", Plan(takes_part=True), judged=True)
+    try:
+        backend = made.pool.acquire(spec)
+        yield Server(backend.client, spec, backend.boot.facts)
+    finally:
+        made.leave(attempt)
+
+
+@contextlib.contextmanager
+def _ending(made: Run) -> Iterator[None]:
+    """End the run in any case: an interrupt leaves no process."""
+    outcome = "interrupted"
+    try:
+        yield
+        outcome = "0"
+    finally:
+        if made.connected:
+            client = made.keeper()
+            try:
+                client.call(Finish(outcome=outcome), 30)
+            except KeeperError:
+                client.dismiss()
+            made.close()
+            prune(Path(made.identity.folder).parent, keep=Path(made.identity.folder))
+
+
+# ---------------------------------------------------------------- asking and answering
+
+
+def _ask(
+    server: Server,
+    wanted: Wanted,
+    name: str,
+    *,
+    enough: Callable[[Any], str | None] | None = None,
+) -> Results:
+    """:raises Interrupted: Ctrl-C, with what was answered until then."""
+    told = Live(name)
+    began = datetime.datetime.now(datetime.UTC)
+    try:
+        return accuracy.ask(
+            server.client,
+            server.spec,
+            wanted.cases,
+            facts=server.facts,
+            told=told,
+            retries=wanted.retries,
+            seed=wanted.seed,
+            limit=wanted.limit,
+            **({"enough": enough} if enough is not None else {}),
+        )
+    except KeyboardInterrupt:
+        spec = server.spec
+        partial = Results(
+            backend=spec.name,
+            protocol=spec.toolcalls.protocol,  # type: ignore[arg-type]
+            stream=spec.toolcalls.stream,
+            cases=wanted.cases.name,
+            digest=wanted.cases.digest,
+            seed=wanted.seed,
+            planned=told.planned or wanted.limit or len(wanted.cases.cases),
+            results=told.results,
+            settings=as_table(spec),
+            sampling=msgspec.to_builtins(spec.sampling),
+            retries=wanted.retries,
+            stopped="interrupted",
+            started=began.isoformat(timespec="seconds"),
+            seconds=(datetime.datetime.now(datetime.UTC) - began).total_seconds(),
+        )
+        raise Interrupted(partial) from None
+    finally:
+        told.close()
+
+
+def _answer(
+    server: Server,
+    wanted: Wanted,
+    path: Path,
+    *,
+    earlier: Results | None = None,
+    repeated: Results | None = None,
+) -> Answer:
+    judged = wanted.judged
+    enough = None
+    if judged is not None and judged["mode"] == "sprt" and earlier is None:
+        most = min(wanted.limit or _LARGEST, len(wanted.cases.cases))
+        enough = verdict.sequential(judged["target"], judged["margin"], judged["confidence"], most, wanted.judge)
+    try:
+        found = _ask(server, wanted, server.spec.name, enough=enough)
+    except Interrupted as stopped:
+        found = stopped.results
+        where = _saved(found, path)
+        progress(
+            f"vram toolcalls: interrupted: {len(found.results)} of {found.planned} cases were answered"
+            f"{f', and are in {where}' if where is not None else ''}"
+        )
+        return Answer(code=INTERRUPTED, document=None)
+    where = _saved(found, path)
+    before = asked_record(earlier) if earlier is not None else None
+    asked = asked_record(found, file=str(where) if where is not None else None)
+    return _judged(wanted, found, asked, before, earlier, repeated)
+
+
+def _saved(found: Results, path: Path) -> Path | None:
+    try:
+        results_files.save(found, path)
+    except (VramError, OSError) as error:
+        progress(f"vram toolcalls: the results could not be written to {path}: {error}")
+        return None
+    return path
+
+
+def _judged(
+    wanted: Wanted,
+    found: Results,
+    asked: AskedRecord,
+    before: AskedRecord | None,
+    earlier: Results | None,
+    repeated: Results | None,
+) -> Answer:
+    decided: verdict.Verdict | None = None
+    paired: verdict.Paired | None = None
+    if wanted.judged is not None:
+        names = ("target", "mode", "confidence", "margin", "judge")
+        decided = verdict.judge(
+            found, **{name: wanted.judged[name] for name in names}, baseline=earlier, repeated=repeated
+        )
+        paired = decided.paired
+    elif earlier is not None:
+        paired = verdict.compare(
+            found,
+            earlier,
+            judge=wanted.judge,
+            confidence=wanted.confidence,
+            margin=wanted.margin,
+            repeated=repeated,
+        )
+    document = ToolcallDocument(
+        verdict=decided,
+        paired=paired,
+        asked=asked,
+        baseline=before,
+        worst=worst_cases(found, wanted.judge),
+        defects=defect_tables([(asked, before)]),
+    )
+    return Answer(code=_code(document), document=document, lines=tuple(_lines(document)))
+
+
+def _code(document: ToolcallDocument) -> int:
+    if document.verdict is not None:
+        return _CODES[document.verdict.outcome]
+    if document.paired is not None:
+        return _CODES[document.paired.outcome]
+    return HOLDS if document.asked.n else INCONCLUSIVE
+
+
+def _lines(document: ToolcallDocument) -> list[str]:
+    lines = document.verdict.text.splitlines() if document.verdict is not None else [rate_line(document.asked)]
+    lines += paired_lines(document.paired)
+    lines += ["", *asked_lines(document)]
+    for table in document.defects:
+        lines += ["", *defect_lines(table)]
+    return lines
+
+
+class Live:
+    """Keeps every result, and shows on a terminal how far it is; elsewhere a line now and then."""
+
+    def __init__(self, name: str) -> None:
+        self.results: list[CaseResult] = []
+        self.planned = 0
+        self._name = name
+        self._log = accuracy.Progress(name, progress)
+        self._terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._shown = 0.0
+        self._right = 0
+
+    def __call__(self, result: CaseResult, planned: int) -> None:
+        """A case is done."""
+        self.results.append(result)
+        self.planned = planned
+        self._right += result.first.outcome == "right"
+        if not self._terminal:
+            self._log(result, planned)
+            return
+        accuracy.logger.info("%s", accuracy.log_line(result))
+        now = time.monotonic()
+        if now - self._shown >= 0.1 or len(self.results) == planned:
+            self._shown = now
+            line = f"{self._name}: {len(self.results)} of {planned} cases, {self._right} right at first try"
+            self._write(f"\r{line[:78]:<78}")
+
+    def close(self) -> None:
+        """The line is over."""
+        if self._terminal and self.results:
+            self._write("\n")
+
+    @staticmethod
+    def _write(text: str) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
