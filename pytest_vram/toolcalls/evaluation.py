@@ -161,7 +161,7 @@ class _Run:
         history = messages
         while latest.heard.lost is None and len(retried) < self._retries and latest.answer.outcome == "wrong":
             clock = time.perf_counter()
-            wrong = self._known_wrong(case, latest)
+            wrong = _known_wrong(latest)
             if wrong is None:
                 break
             history = [*history, *retrying.answered_with(latest.heard.message, wrong, case.tools)]
@@ -210,15 +210,14 @@ class _Run:
         """Whether what came of an answer that was not finished in time only repeats itself."""
         return diagnose(heard.text, case.tools, protocol=self._protocol).kind == "runaway"
 
-    def _known_wrong(self, case: Case, judged: _Judged) -> Diagnosis | None:
-        heard = judged.heard
-        if heard.message is not None:
-            return retrying.known_to_a_runtime(
-                heard.message, case.tools, finish_reason=heard.finish_reason, protocol=self._protocol
-            )
-        if heard.kind == "history_rejected":
-            return None  # the next one would be longer, and refused as well
-        return Diagnosis(well_formed=False, kind=heard.kind, kinds=(heard.kind,), detail=heard.detail)
+
+def _known_wrong(judged: _Judged) -> Diagnosis | None:
+    """What a runtime would tell the model of a wrong answer; ``None``: nothing."""
+    if judged.found is not None:
+        return judged.found if retrying.worth_it(judged.found) else None
+    if judged.heard.kind == "history_rejected":
+        return None  # the next one would be longer, and refused as well
+    return retrying.unread(judged.heard.kind, judged.heard.detail, judged.heard.text)
 
 
 def _bounded(request: dict[str, Any]) -> dict[str, Any] | None:

@@ -10,11 +10,13 @@ the conversation is stuck: such arguments become ``{}``, and the text of them is
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pytest_vram.backends.words import said
 from pytest_vram.toolcalls.cases import Tool
-from pytest_vram.toolcalls.diagnosis import Diagnosis, diagnose, feedback
+from pytest_vram.toolcalls.diagnosis import Diagnosis, feedback
 from pytest_vram.toolcalls.protocols import QUOTED
 from pytest_vram.toolcalls.tolerant import strict
 
@@ -23,12 +25,31 @@ _MOST = 20
 _UNREAD = "(an answer that the server could not read)"
 
 
-def known_to_a_runtime(
-    message: Mapping[str, Any], tools: Sequence[Tool], *, finish_reason: str | None, protocol: str
-) -> Diagnosis | None:
-    """What is wrong with an answer without knowing the right one; ``None``: nothing."""
-    found = diagnose(message, tools, finish_reason=finish_reason, protocol=protocol)
-    return None if found.kind == "valid" else found
+def worth_it(found: Diagnosis) -> bool:
+    """Whether a runtime would know that something is wrong with an answer, and the model can help it."""
+    # Arguments as an object are the server's deviation: the model wrote no string that it could write otherwise.
+    return bool(found.knowable) and set(found.kinds) != {"arguments_as_object"}
+
+
+def unread(kind: str, detail: str, body: str) -> Diagnosis:
+    """What is wrong with an answer that the server did not give out.
+
+    :param kind: ``server_parse_error`` or ``runaway``. :param body: of the server's error.
+    """
+    if kind == "runaway":
+        told = "The answer did not end."
+    else:
+        words = said(_message(body))
+        told = "The answer could not be read as a call" + (f": {words}" if words else ".")
+    return Diagnosis(well_formed=False, kind=kind, kinds=(kind,), detail=detail, knowable=told)
+
+
+def _message(body: str) -> str:
+    try:
+        error = json.loads(body)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
 
 
 def answered_with(message: Mapping[str, Any] | None, found: Diagnosis, tools: Sequence[Tool]) -> list[dict[str, Any]]:
