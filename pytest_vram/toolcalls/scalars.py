@@ -452,25 +452,26 @@ def runaway(text: str, start: int = 0) -> Defect | None:
     times and takes more than 200 characters.
     """
     length = len(text)
-    end = max(length - 100_000, start)
-    space = length
-    while space > start and text[space - 1].isspace():
-        space -= 1
-    if length - space > 64:
+    if length - start > 64 and text[-65:].isspace():
+        space = max(len(text.rstrip()), start)
         return Defect("runaway", space, f"the text ends in {length - space:,} characters of white space")
-    tail = text[max(end, length - 256 * 21) :]
+    tail = text[max(start, length - 256 * 21) :]
     for cycle in range(1, 257):
         needed = max(201, 21 * cycle)
         if needed > len(tail):
-            if needed > 201:
-                break
-            continue
+            break
         last = tail[-needed:]
         if last[cycle:] == last[:-cycle]:
-            begin = length - needed
-            while begin - cycle >= start and text[begin - cycle : begin] == text[begin : begin + cycle]:
-                begin -= cycle
-            repeated = shown(text[begin : begin + cycle])
+            begin = _first_of(text, start, length - needed, cycle)
             times = (length - begin) // cycle
+            repeated = shown(text[begin : begin + cycle])
             return Defect("runaway", begin, f"the text ends in {repeated}, {times:,} times in a row")
     return None
+
+
+def _first_of(text: str, start: int, begin: int, cycle: int) -> int:
+    """Where a cycle that goes on at ``begin`` begins, not before ``start``."""
+    for step in (65_536, 1_024, 16, 1):
+        while begin - step >= start and text[begin - step : begin] == text[begin - step + cycle : begin + cycle]:
+            begin -= step
+    return begin

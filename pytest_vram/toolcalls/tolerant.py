@@ -61,7 +61,7 @@ _NEXT_KEY = re.compile(
 )
 _NEXT_ITEM = re.compile(r"""[ \t\n\r]*,[ \t\n\r]*["{\[0-9tfn-]""")
 _BARE_KEY = re.compile(r"[^\s,:{}\[\]\"'<`]+|<(?![|/｜])|[`']")
-_BARE_VALUE = re.compile(r"(?:[^,{}\[\]\"\n<]|<(?![|/｜]))+")
+_BARE_VALUE = re.compile(r"(?:[^,{}\[\]\"\n<`]|<(?![|/｜])|`(?!``))+")
 _BEGINS = re.compile(
     r"""[{\["'“”„‘’‚«]|\\+["']|[-+]?\.?\d|[-+]?(?:NaN|nan|[Ii]nfinity|inf)\b"""
     r"""|(?:[Tt]rue|[Ff]alse|null|None|undefined)\b"""
@@ -187,6 +187,7 @@ class _Reader:
         self.values = 0
         self.looks = 0
         self.closing: bool | None = None  # whether the text ends in a closing square bracket
+        self.ghosts = 0  # closed ones: their closing brackets may have been meant for what is open
         self.stopped = False  # reading ended before the value did, for a reason that was noted
 
     def read(self, start: int) -> None:
@@ -254,7 +255,7 @@ class _Reader:
     def _cut(self) -> None:
         """The value ends here, whatever is open."""
         open_ = [frame for frame in self.stack if not frame.ghost]
-        if open_:
+        if len(open_) > self.ghosts:
             more = f", nor {len(open_) - 1} more inside it" if len(open_) > 1 else ""
             self.notes.add("missing_bracket", open_[0].at, f"the {open_[0].name} is never closed{more}")
         self.stack.clear()
@@ -356,6 +357,7 @@ class _Reader:
             frame.expects, frame.comma, frame.named = "comma", -1, False
             return
         self.stack.pop()
+        self.ghosts += frame.ghost
         if self.stack:
             above = self.stack[-1]
             above.expects, above.comma, above.named = "comma", -1, False
