@@ -105,7 +105,8 @@ def _lines(document: LintDocument) -> list[str]:
     lines = [f"{one.origin}: {one.level}: {one.text} [{one.case}, {one.rule}]" for one in document.findings]
     if lines:
         lines.append("")
-    lines.append(f"{', '.join(document.sets)}: {document.cases} cases of {document.families} families")
+    amount = f"{_counted(document.cases, 'case')} of {_counted(document.families, 'family', 'families')}"
+    lines.append(f"{', '.join(document.sets)}: {amount}")
     lines.append(f"  categories  {_listed(document.categories)}")
     lines.append(f"  languages   {_listed(document.languages)}")
     at = f"at a target of {document.target:.0%}"
@@ -114,8 +115,12 @@ def _lines(document: LintDocument) -> list[str]:
     else:
         points = f"{100 * document.detectable:.1f} points"
         lines.append(f"  detects     a drop of {points} {at} (80 % power; more where families fail together)")
-    lines.append(f"{document.errors} errors, {document.warnings} warnings")
+    lines.append(f"{_counted(document.errors, 'error')}, {_counted(document.warnings, 'warning')}")
     return lines
+
+
+def _counted(count: int, one: str, several: str = "") -> str:
+    return f"{count} {one if count == 1 else several or one + 's'}"
 
 
 def _listed(counts: dict[str, int]) -> str:

@@ -38,13 +38,13 @@ def flaws(parameters: dict[str, Any]) -> list[Flaw]:
 def form(parameters: dict[str, Any]) -> list[Flaw]:
     """What keeps it from being a schema: without an error here values can be held against it."""
     found: list[Flaw] = []
-    if parameters.get("type") != "object":
+    if parameters.get("type") in (*TYPES, None) and parameters.get("type") != "object":
         found.append(Flaw(f"parameters have type {parameters.get('type')!r}: a tool takes an object"))
     try:
         found += [flaw for path, schema in _schemas(parameters, "parameters") for flaw in _form(schema, path)]
         if not any(flaw.error for flaw in found):  # what jsonschema can read, and says in fewer words
             found += _against_metaschema(parameters)
-    except RecursionError:
+    except RecursionError:  # of tools that were made by a program: files are not read so deep
         found.append(Flaw("the schema is nested too deeply to be checked"))
     return found
 
@@ -55,7 +55,7 @@ def broken(value: Any, schema: Any, whole: dict[str, Any]) -> str | None:
     try:
         error = next(validator.evolve(schema=schema).iter_errors(value), None)
     except referencing.exceptions.Unresolvable as missing:
-        return f"its schema refers to {missing.ref!r}, which is not in it"
+        return f"its schema refers to '#{missing.ref.lstrip('#')}', which is not in it"
     except RecursionError:
         return "its schema refers to itself without an end"
     return None if error is None else error.message

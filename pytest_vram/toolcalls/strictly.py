@@ -8,6 +8,9 @@ from typing import Any
 
 from pytest_vram.errors import BadCases
 
+#: Levels of lists and objects. Whoever handles a case walks it by recursion, so that this keeps all of them safe.
+DEEPEST = 64
+
 
 def decoded(text: str, origin: str, what: str) -> Any:
     """The value of a text that is JSON by RFC 8259, without NaN, duplicate keys and halves of surrogate pairs.
@@ -24,12 +27,28 @@ def decoded(text: str, origin: str, what: str) -> Any:
         raise BadCases(f"{origin} is nested too deeply to be read: {what}") from None
     except ValueError as error:  # of the hooks below, or an integer of more digits than Python converts
         raise BadCases(f"{origin} cannot be used: {error}") from None
+    if _deeper_than(DEEPEST, value):
+        raise BadCases(f"{origin} is nested too deeply: at most {DEEPEST} levels are read")
     if "\\u" in text:  # only an escape can write one
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError:
             raise BadCases(f"{origin} holds half of a surrogate pair, which is no character") from None
     return value
+
+
+def _deeper_than(limit: int, value: Any) -> bool:
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            inside
+            for one in level
+            if isinstance(one, dict | list)
+            for inside in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -237,6 +237,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "twice": (b'{"id": "a", "id": "b"}', "key 'id' stands twice in one object"),
     "deep": (b"[" * 200_000, "nested too deeply"),
     "deep objects": (b'{"a":' * 200_000, "nested too deeply"),
+    "65 levels": (b'{"id": ' + b"[" * 65 + b"]" * 65 + b"}", "at most 64 levels are read"),
     "surrogate": (b'{"id": "\\ud800"}', "half of a surrogate pair"),
     "surrogate key": (b'{"\\udfff": 1}', "half of a surrogate pair"),
     "long line": (b'"' + b"x" * (9 << 20) + b'"', "cases.jsonl:1 is longer than 8 MiB"),
