@@ -15,8 +15,8 @@ Decision = Literal["passed", "failed"]
 
 #: Limits wider than Wald's by more than a tenth cost more cases than the few runs are worth that they decide.
 _LOOSEST, _TIGHTEST = 1.1, 0.5
-#: Beyond this many cases a walk is not computed; the limits go on.
-_MOST = 20_000
+#: Numbers of cases times numbers of failures that a walk goes through; beyond it the limits go on as they are.
+_MOST_WORK = 200_000
 
 
 class OperatingCharacteristic(NamedTuple):
@@ -65,10 +65,11 @@ class TruncatedSprt:
         if not (0 < alpha < 0.5 and 0 < beta < 0.5):
             raise ValueError(f"errors are between 0 and 0.5, not {alpha!r} and {beta!r}")
         self.p0, self.p1, self.alpha, self.beta = p0, p1, alpha, beta
-        self.most = max(1, min(most, _MOST))
         self._right = math.log(p1 / p0)
         self._wrong = math.log((1 - p1) / (1 - p0)) if p0 < 1 else math.inf
         self._fail, self._pass = math.log((1 - beta) / alpha), math.log(beta / (1 - alpha))
+        width = 2 + (self._fail - self._pass) / (self._wrong - self._right)
+        self.most = max(1, min(most, int(_MOST_WORK / width)))
         self.scale = 1.0
         self._endings: list[_Ending] = []
         self._fit()

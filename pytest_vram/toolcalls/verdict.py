@@ -191,34 +191,29 @@ def _decided(
 
 
 def _not_below(found: Sample, target: float, confidence: float) -> _Decided:
-    """Failed where the target is out of reach of the upper bound."""
+    """Failed where the target is out of reach of the upper bound, inconclusive where it never can be."""
     high = found.upper(confidence)
     if high < target:
         text = f"below it: at {percent(confidence)} confidence the true rate is at most {percent(high)}."
         return _Decided("failed", text)
+    critical = critical_count(found.n, target, confidence, design_effect=found.design_effect)
+    if critical < 0:
+        return _Decided("inconclusive", "so few cases can fail nothing, not even with none of them right.")
     detectable = detectable_drop(found.n, target, confidence, design_effect=found.design_effect)
     chance = " (the difference is within chance)" if found.rate < target else ""
     text = f"not shown to be below it{chance}."
     if detectable is not None:
         text += f" A drop of {points(detectable)} would be found 8 times of 10."
-    return _Decided("passed", text, _too_few(found, target, confidence, detectable))
-
-
-def _too_few(found: Sample, target: float, confidence: float, detectable: float | None) -> tuple[str, ...]:
-    """A warning where so few cases fail nothing realistic."""
     if detectable is not None and detectable <= REALISTIC_DROP:
-        return ()
+        return _Decided("passed", text)
     worth = f"{found.n} cases" if found.design_effect < 1.05 else f"{found.n} cases, worth {found.worth},"
-    critical = critical_count(found.n, target, confidence, design_effect=found.design_effect)
-    if critical < 0:
-        fails = f"none right of {found.n} would pass as well"
-    else:
-        fails = f"only {critical} right of {found.n} ({percent(critical / found.n)}) or fewer fail"
     drop = "no drop" if detectable is None else f"only a drop of {points(detectable)}"
-    return (
-        f"{worth} are too few to hold {percent(target)}: {fails}, and {drop} would be found 8 times of 10. Ask more "
-        "cases of more families.",
+    warning = (
+        f"{worth} are too few to hold {percent(target)}: only {critical} right of {found.n} "
+        f"({percent(critical / found.n)}) or fewer fail, and {drop} would be found 8 times of 10. Ask more cases of "
+        "more families."
     )
+    return _Decided("passed", text, (warning,))
 
 
 def _proof(found: Sample, counted: Sequence[CaseResult], judge: Judge, confidence: float) -> Sample:
