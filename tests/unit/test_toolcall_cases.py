@@ -15,7 +15,6 @@ import pytest
 from pytest_vram.errors import BadCases
 from pytest_vram.toolcalls import Case, Tool, case_schema, load
 from pytest_vram.toolcalls.cases import stratified
-from pytest_vram.toolcalls.places import case_set
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMAS = ROOT / "fixtures" / "toolcalls" / "schema"
@@ -392,6 +391,6 @@ def test_order_follows_the_seed_alone() -> None:
 
 
 def test_many_cases_are_ordered_in_short() -> None:
-    """A hundred thousand cases of two thousand families, all of them in every category, are no trouble."""
-    cases = [made(n, str(n % 2000), ("single", "choice", "units")[n // 2000 % 3]) for n in range(100_000)]
-    assert len(stratified(case_set("many", cases).cases, 100_000, seed=1)) == 100_000
+    """Twenty thousand cases of two thousand families, all of them in every category, are no trouble."""
+    cases = [made(n, str(n % 2000), ("single", "choice", "units")[n // 2000 % 3]) for n in range(20_000)]
+    assert len(stratified(cases, 20_000, seed=1)) == 20_000
