@@ -268,13 +268,14 @@ def _joined(pieces: list[dict[str, Any]]) -> dict[str, Any]:
     whole: dict[str, Any] = {}
     texts: list[str] = []
     said_by: dict[str, list[str]] = {}
-    finish = None
+    finish, chosen = None, False
     calls: dict[int, dict[str, Any]] = {}
     for piece in pieces:
         whole.update({key: value for key, value in piece.items() if key != "choices" and value is not None})
         for choice in _objects(piece.get("choices")):
             if choice.get("index", 0) != 0:
                 continue
+            chosen = True
             finish = choice.get("finish_reason") or finish
             texts.append(_text(choice.get("text")))
             for key, value in _object(choice.get("delta")).items():
@@ -283,6 +284,8 @@ def _joined(pieces: list[dict[str, Any]]) -> dict[str, Any]:
                         _add_call(calls, part)
                 elif isinstance(value, str) and key != "role":
                     said_by.setdefault(key, []).append(value)
+    if not chosen:
+        return whole  # as an answer that is no stream and has no choices
     message: dict[str, Any] = {"role": "assistant", "content": None}
     message.update({key: "".join(parts) for key, parts in said_by.items()})
     if calls:

@@ -25,6 +25,7 @@ def main() -> int:
         script = read_script(asked.script) if asked.script is not None else Script()
         answerer = Answerer(script, load(asked.cases))
         with serving(answerer, asked.port) as server:
+            server.talks = True
             print(f"listening on {server.url}", flush=True)  # noqa: T201
             if asked.with_parent:
                 sys.stdin.buffer.read()

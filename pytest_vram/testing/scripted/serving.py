@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,6 +29,7 @@ class ScriptedServer(ThreadingHTTPServer):
     """Serves one :class:`Answerer` on loopback.
 
     :ivar written: bytes of answers that were handed to the system, by fault ("" where there is none).
+    :ivar talks: whether it says a line for each request on standard error.
     """
 
     daemon_threads = True
@@ -39,6 +41,7 @@ class ScriptedServer(ThreadingHTTPServer):
         self.answerer = answerer
         self.holder = Holder(answerer.script)
         self.written: dict[str, int] = {}
+        self.talks = False
         self.closing = threading.Event()
         self._lock = threading.Lock()
 
@@ -66,8 +69,6 @@ class ScriptedServer(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away is no news; what else breaks is printed as usual."""
-        import sys
-
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
@@ -90,10 +91,9 @@ class _Handler(BaseHTTPRequestHandler):
     fault = ""
 
     def log_message(self, format: str, *args: Any) -> None:
-        """One line for each request, on standard error, where a boot log is read from."""
-        import sys
-
-        print(f"scripted: {self.address_string()} {format % args}", file=sys.stderr)  # noqa: T201
+        """One line for each request, where it was asked for."""
+        if self.server.talks:
+            print(f"scripted: {self.address_string()} {format % args}", file=sys.stderr)  # noqa: T201
 
     def do_GET(self) -> None:
         self.fault = ""
@@ -183,8 +183,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._write(data)
 
     def _write(self, data: bytes) -> None:
-        self.wfile.write(data)
-        self.server.wrote(self.fault, len(data))
+        # In blocks, so that what a client took before it went away is counted.
+        for at in range(0, len(data), _BLOCK):
+            block = data[at : at + _BLOCK]
+            self.wfile.write(block)
+            self.server.wrote(self.fault, len(block))
 
     def _open(self, kind: str) -> None:
         """Begin an answer whose length is not known."""
