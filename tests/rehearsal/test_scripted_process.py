@@ -1,0 +1,141 @@
+"""The scripted backend as a process: it ends always, a keeper runs it, and what it holds is really held."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_vram.backends.client import Target, VramClient
+from pytest_vram.errors import BackendError
+from pytest_vram.specfile import read
+from pytest_vram.testing import backend_table, scripted_backend
+from pytest_vram.testing.scripted import Script
+from pytest_vram.toolcalls import load
+from tests.unit import scripted_kit as kit
+
+MIB = 1 << 20
+
+
+def client_of(url: str) -> VramClient:
+    return VramClient(Target(name="scripted", url=url, timeout=30.0))
+
+
+def test_it_serves_and_ends_with_its_block() -> None:
+    """A process answers, tells what it did, and is gone after the block."""
+    with scripted_backend(Script(model="played")) as backend:
+        client = client_of(backend.url)
+        assert client.chat("hello").raw["model"] == "played"
+        assert client.chat("hello", stream=True).text.startswith("This is a scripted backend")
+        assert client.get("/health") == {"status": "ok"}
+        assert client.tokenize("one two one")[0] == client.tokenize("one")[0]
+        told = backend.told()
+        assert (told["asked"], told["unknown"]) == (2, 2)
+    assert backend.process.returncode == 0
+    assert not psutil.pid_exists(backend.pid)
+
+
+def test_it_ends_where_its_block_raises() -> None:
+    """An error in the block, such as a failed assertion, ends it too."""
+    started = []
+
+    def fails() -> None:
+        with scripted_backend() as backend:
+            started.append(backend)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert started[0].process.returncode == 0
+
+
+def test_the_same_answers_in_another_process() -> None:
+    """What a case is answered does not depend on the process."""
+    cases = load("shipped")
+    script = Script(accuracy=0.5, seed=3)
+    body = kit.bodies(cases)[7]
+    messages, rest = body["messages"], {key: value for key, value in body.items() if key != "messages"}
+    answers = []
+    for _ in range(2):
+        with scripted_backend(script) as backend:
+            answers.append(client_of(backend.url).chat(messages, **rest).message)
+    assert answers[0] == answers[1]
+
+
+def test_it_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
+    """A test run that is killed leaves no backend behind."""
+    code = (
+        "import sys\nfrom pytest_vram.testing import scripted_backend\n"
+        "with scripted_backend() as backend:\n    print(backend.pid, flush=True)\n    sys.stdin.read()\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    assert parent.stdin is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.send_signal(signal.SIGKILL)
+    parent.wait(30)
+    gone, _ = psutil.wait_procs([child], timeout=30)
+    assert gone == [child]
+    parent.stdout.close()
+    parent.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "cases", "words"),
+    [("{}", "no-such-file.jsonl", "no-such-file.jsonl"), ('{"accuracy": 7}', "shipped", "accuracy")],
+)
+def test_what_it_cannot_use_is_one_sentence(tmp_path: Path, script: str, cases: str, words: str) -> None:
+    """Bad cases or a bad script: exit status 2, a sentence and no traceback."""
+    path = tmp_path / "script.json"
+    path.write_text(script)
+    command = [sys.executable, "-m", "pytest_vram.testing.scripted", "--script", str(path), "--cases", cases]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_backend_that_does_not_start_says_why() -> None:
+    """The block is not entered, and the error has the server's own words."""
+    with pytest.raises(BackendError, match="no-such"), scripted_backend(cases="no-such.jsonl"):
+        pytest.fail("it started")
+
+
+def test_what_it_holds_is_resident_until_it_is_idle() -> None:
+    """Each generation takes real memory up to the cap, and an idle server gives it back."""
+    script = Script(hold=16 * MIB, hold_most=40 * MIB, hold_idle=0.3)
+    with scripted_backend(script) as backend:
+        process, client = psutil.Process(backend.pid), client_of(backend.url)
+        before = process.memory_info().rss
+        for _ in range(4):
+            client.chat("hello")
+        if backend.told()["held"] == 40 * MIB:  # a loaded machine may have been idle between two of them
+            assert process.memory_info().rss - before > 36 * MIB
+        deadline = time.monotonic() + 30
+        while backend.told()["held"]:
+            assert time.monotonic() < deadline
+        assert process.memory_info().rss - before < 12 * MIB
+
+
+def test_a_keeper_runs_it_from_a_table(rehearse: Callable[..., Any], tmp_path: Path) -> None:
+    """The table is a backend of a config file: it starts, is healthy, answers a case, and is ended with the run."""
+    table = backend_table(Script(model="played"), tmp_path, name="played", request_timeout=20.0)
+    (tmp_path / "vram.toml").write_text(table)
+    found = read(tmp_path / "vram.toml")
+    run = rehearse(found.backends["played"])
+    backend = run.pool.acquire(run.pool.spec())
+    case = load("shipped").cases[0]
+    body = kit.bodies(load("shipped"))[0]
+    reply = backend.client.chat(body.pop("messages"), **body)
+    assert reply.raw["model"] == "played"
+    assert json.dumps(reply.message)
+    assert reply.message.get("tool_calls") or not case.expect
+    assert backend.pid > 0
