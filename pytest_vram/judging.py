@@ -20,7 +20,7 @@ from pytest_vram.ledger import Ledger, combined
 from pytest_vram.measure.torch_memory import bounded
 from pytest_vram.readings import Measured, Reading
 from pytest_vram.report.records import BackendRecord, Outcome, TestRecord
-from pytest_vram.report.toolcall_lines import failure_lines
+from pytest_vram.report.toolcall_lines import failure_lines, verdict_lines
 from pytest_vram.report.toolcalls import AskedRecord, ToolcallRecord, asked_record, worst_cases
 from pytest_vram.run import Attempt, Run
 from pytest_vram.spec import Limits, as_table, without_secrets
@@ -178,7 +178,9 @@ def finding_of(record: ToolcallRecord) -> list[Finding]:
     outcome = record.verdict.outcome
     if outcome == "passed":
         return []
-    text = "\n".join(failure_lines(record))
+    # What is undecided is shown like a skip, in one place and with its reason alone.
+    lines = verdict_lines(record) if outcome == "inconclusive" else failure_lines(record)
+    text = "\n".join(lines)
     return [
         Finding(
             check="toolcall_accuracy", verdict=outcome, section="tool calls", text=text, limit_from="@toolcall_accuracy"

@@ -328,7 +328,7 @@ class Collector:
             backends=backends,
             journal=str(journal) if journal.exists() else None,
             defects=defect_tables(
-                (test.toolcalls.asked, test.toolcalls.baseline) for test in self.tests if test.toolcalls is not None
+                (test.toolcalls.baseline, test.toolcalls.asked) for test in self.tests if test.toolcalls is not None
             ),
         )
 

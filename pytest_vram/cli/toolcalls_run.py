@@ -447,7 +447,7 @@ def _judged(
         asked=asked,
         baseline=before,
         worst=worst_cases(found, wanted.judge),
-        defects=defect_tables([(asked, before)]),
+        defects=defect_tables([(before, asked)]),
     )
     return Answer(code=_code(document), document=document, lines=tuple(_lines(document)))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,19 +25,17 @@ def failure_lines(record: ToolcallRecord, width: int = WIDTH) -> list[str]:
 
     The first line is one sentence, for places that show no more.
     """
-    lines = [line for line in _first(record).splitlines() if line.strip()]
-    lines += ["", *asked_lines(record, width)]
-    return lines
+    return [*verdict_lines(record), "", *asked_lines(record, width)]
 
 
-def _first(record: ToolcallRecord) -> str:
-    """The sentences of what did not hold; those of the comparison where only that did not."""
+def verdict_lines(record: ToolcallRecord) -> list[str]:
+    """The sentences of the verdict and of the comparison; first what brought the outcome about."""
     verdict, paired = record.verdict, record.paired
     texts = [verdict.text]
     if paired is not None and paired.text not in verdict.text:
-        # The verdict's outcome is the graver of both: first what brought it about.
         texts.insert(0 if paired.outcome == verdict.outcome else 1, paired.text)
-    return "\n".join(text for text in texts if text) or f"tool calls: {record.verdict.outcome}"
+    lines = [line for text in texts for line in text.splitlines() if line.strip()]
+    return lines or [f"tool calls: {verdict.outcome}"]
 
 
 def asked_lines(record: ToolcallRecord | ToolcallDocument, width: int = WIDTH) -> list[str]:
@@ -235,7 +232,10 @@ def defect_lines(table: DefectTable, width: int = WIDTH) -> list[str]:
 
 def _apart(values: Sequence[str], most: int) -> list[str]:
     """Values cut so that what differs is seen: those that are long begin where they differ."""
-    same = len(os.path.commonprefix(list(values)))
+    same = next(
+        (place for place, letters in enumerate(zip(*values, strict=False)) if len(set(letters)) > 1),
+        min(map(len, values)),
+    )
     if max(map(len, values)) <= most or same < most // 2:
         return [_cut(value, most) for value in values]
     return [_cut("…" + value[same:], most) for value in values]
