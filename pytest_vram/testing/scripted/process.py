@@ -29,7 +29,7 @@ class ScriptedBackend(msgspec.Struct, frozen=True, kw_only=True):
     process: Any
 
     def told(self) -> dict[str, Any]:
-        """What it did so far: ``asked``, ``unknown``, ``faults``, bytes ``written`` by fault, and ``held``."""
+        """What it did so far: ``asked``, ``unknown``, ``faults``, bytes ``written`` by fault, ``held``, ``seconds``."""
         import httpx
 
         with httpx.Client(trust_env=False, timeout=10.0) as http:

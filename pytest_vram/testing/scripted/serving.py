@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -29,6 +30,7 @@ class ScriptedServer(ThreadingHTTPServer):
     """Serves one :class:`Answerer` on loopback.
 
     :ivar written: bytes of answers that were handed to the system, by fault ("" where there is none).
+    :ivar seconds: that answers took from the end of the request to the last byte.
     :ivar talks: whether it says a line for each request on standard error.
     """
 
@@ -41,6 +43,7 @@ class ScriptedServer(ThreadingHTTPServer):
         self.answerer = answerer
         self.holder = Holder(answerer.script)
         self.written: dict[str, int] = {}
+        self.seconds = 0.0
         self.talks = False
         self.closing = threading.Event()
         self._lock = threading.Lock()
@@ -55,6 +58,11 @@ class ScriptedServer(ThreadingHTTPServer):
         with self._lock:
             self.written[fault] = self.written.get(fault, 0) + count
 
+    def took(self, seconds: float) -> None:
+        """An answer is over."""
+        with self._lock:
+            self.seconds += seconds
+
     def told(self) -> dict[str, Any]:
         """What it did so far: ``GET /scripted``."""
         answerer = self.answerer
@@ -65,6 +73,7 @@ class ScriptedServer(ThreadingHTTPServer):
                 "faults": dict(answerer.faults),
                 "written": dict(self.written),
                 "held": self.holder.held,
+                "seconds": self.seconds,
             }
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -87,6 +96,8 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "scripted"
     sys_version = ""
+    # Head and body are two writes: on a kept connection the second would wait for the first to be acknowledged.
+    disable_nagle_algorithm = True
     server: ScriptedServer
     fault = ""
 
@@ -122,9 +133,9 @@ class _Handler(BaseHTTPRequestHandler):
             if not isinstance(body.get("messages"), list):
                 self._json(400, shapes.error(400, "Expected 'messages' to be an array"))
                 return
-            self._generated(body, text=False)
+            self._timed(body, text=False)
         elif path == "/completions":
-            self._generated({**body, "messages": [{"role": "user", "content": body.get("prompt")}]}, text=True)
+            self._timed({**body, "messages": [{"role": "user", "content": body.get("prompt")}]}, text=True)
         else:
             self._json(404, shapes.error(404, "File Not Found"))
 
@@ -139,6 +150,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(400, shapes.error(400, "Expected the body to be an object"))
             return None
         return body
+
+    def _timed(self, body: dict[str, Any], *, text: bool) -> None:
+        start = time.perf_counter()
+        try:
+            self._generated(body, text=text)
+        finally:
+            self.server.took(time.perf_counter() - start)
 
     def _generated(self, body: dict[str, Any], *, text: bool) -> None:
         server = self.server
