@@ -38,9 +38,16 @@ _BACKSLASHES = re.compile(r"\\*")
 _SPACE = re.compile(r"[ \t\n\r]*")
 _KEY_AFTER = re.compile(r"""["'][^"'\\]{0,200}["'][ \t\n\r]*:""")
 _WORD_AFTER = re.compile(r"(?:true|false|null|True|False|None)\b|\w{1,100}[ \t\n\r]*:")
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?(?![\w.+])")
+#: After a comma, words up to a quote, also behind another string, are prose: the quote before the comma is one inside
+#: of a string. In well-formed JSON no such words stand there.
+_PROSE_AFTER = re.compile(
+    r""",[ \t\n\r]*(?:"[^"\\]{0,200}"[ \t\n\r]*)?"""
+    r"""(?!(?:true|false|null|True|False|None)\b)[^\W\d][^",:{}\[\]\n]{0,200}\""""
+)
+_SIGN_AFTER = re.compile(r"""//|/\*|#|~~~|[-+]\.?[0-9]|<[/|｜A-Za-z]|\\+["'nrt]""")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?(?![\w.+-])")
 _ODD_NUMBER = re.compile(
-    r"[+-]?(?:0[xX][0-9A-Fa-f]+|[0-9][0-9_]*\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?)"
+    r"[+-]?(?:0[xX][0-9A-Fa-f]+|[0-9][0-9_]*\.?[0-9]*(?:[eE][+-]?[0-9]*)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?)"
 )
 _NEXT_VALUE = re.compile(r"""[-0-9]|//|/\*|#|["'{\[]|(?:true|false|null)\b|\w+[ \t]*:""")
 _WORD = re.compile(r"[-+]?\w+")
@@ -313,8 +320,12 @@ class QuoteReader:
         mark = text[next_ : next_ + 1]
         if mark == ":":
             return "key" if place == "value" else "yes"
-        if not mark or mark in ",}]{[0123456789-+\\</#=;~":
+        if not mark or mark in "}]{[0123456789;" or (mark == "=" and place == "key"):
             return "yes"
+        if mark == ",":
+            return "no" if _PROSE_AFTER.match(text, next_) else "yes"
+        if mark in "/#~-+<\\":
+            return "yes" if _SIGN_AFTER.match(text, next_) else "no"
         if mark in _CLOSING:
             # "he said "no"": the first of two quotes is the inner one, if another came before.
             beyond = _SPACE.match(text, next_ + 1).end()  # type: ignore[union-attr]

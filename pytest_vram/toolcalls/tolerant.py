@@ -54,6 +54,8 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 _ODD_SPACE = re.compile(r"[\s\ufeff\u200b\u2060]+")
 _LINE_COMMENT = re.compile(r"(?://|#)[^\n]*")
 _ESCAPED_SPACE = re.compile(r"""\\+[nrt](?=[\s\\"'{}\[\],:]|$)""")
+_QUOTED_JSON = re.compile(r""""[ \t\n\r]*(?=[{\[][ \t\n\r]*(?:\{[ \t\n\r]*)?"[^"\\]{0,200}"[ \t\n\r]*:)""")
+_PLACEHOLDER = re.compile(r"<(?!\w*(?:tool|call|func|think|param|arg))[A-Za-z_][\w .-]{0,60}>")
 _ARROW = re.compile(r"=>?|->")
 _CLOSERS = re.compile(r"[ \t\n\r}\]]*")
 _NEXT_KEY = re.compile(
@@ -149,7 +151,7 @@ def _goes_on(text: str, end: int, value: object) -> bool:
 class _Frame:
     """An object or array that is open. A ghost repeats the object around it: its opening bracket is too many."""
 
-    __slots__ = ("at", "closer", "comma", "container", "expects", "ghost", "key", "named")
+    __slots__ = ("at", "closer", "comma", "container", "expects", "ghost", "key", "named", "quoted")
 
     def __init__(self, container: dict[str, Any] | list[Any], at: int, closer: str, *, ghost: bool = False) -> None:
         self.container = container
@@ -160,6 +162,7 @@ class _Frame:
         self.key = ""
         self.comma = -1  # where the comma is that nothing has followed
         self.named = False  # the last value is a string that a colon may turn into a key
+        self.quoted = False  # there is a quote before and after it
 
     @property
     def name(self) -> str:
@@ -207,7 +210,7 @@ class _Reader:
             mark = self.text[self.position]
             if mark in "}]":
                 self._close(mark)
-            elif mark == ",":
+            elif mark == "," or (mark == ";" and self.stack[-1].expects == "comma"):
                 self._comma()
             elif mark == ":":
                 self._colon()
@@ -247,6 +250,8 @@ class _Reader:
             self.notes.add("leaked_token", at, f"the token {token[0]} stands outside of a string")
             self.position = token.end()
             return True
+        if self.stack[-1].expects == "value" and _PLACEHOLDER.match(text, at):
+            return False
         if mark in "<`~" and FOREIGN_END.match(text, at):
             self._cut()
             return True
@@ -358,6 +363,8 @@ class _Reader:
             return
         self.stack.pop()
         self.ghosts += frame.ghost
+        if frame.quoted and self.text.startswith('"', self.position):
+            self.position += 1
         if self.stack:
             above = self.stack[-1]
             above.expects, above.comma, above.named = "comma", -1, False
@@ -437,7 +444,8 @@ class _Reader:
         frame, at = self.stack[-1], self.position
         self.position = at + 1
         if frame.expects == "comma":
-            pass
+            if self.text[at] == ";":
+                self.notes.add("missing_comma", at, "there is ; instead of a comma")
         elif isinstance(frame.container, dict) and frame.expects in ("colon", "value"):
             self.notes.add("missing_comma", at, f"the key {shown(frame.key)} has no value")
             frame.container.setdefault(frame.key, None)
@@ -494,6 +502,13 @@ class _Reader:
             return
         if frame.expects == "key":
             self._key(frame)
+            return
+        if self.text[at] == '"' and (quoted := _QUOTED_JSON.match(self.text, at)):
+            self.notes.add("double_encoded", at, "there are quotes around JSON, which is not escaped in them")
+            self.position = quoted.end()
+            self._open(self.text[self.position])
+            if not self.stopped:
+                self.stack[-1].quoted = True
             return
         value, named = self._scalar(frame)
         frame.put(value, named=named)

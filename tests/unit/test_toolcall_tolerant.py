@@ -24,6 +24,9 @@ TABLE: list[tuple[str, Any, str]] = [
     ('{"a": 1', {"a": 1}, "missing_bracket"),
     ('{"a":', {}, "missing_bracket"),
     ('{"a": tru', {"a": None}, "missing_bracket"),
+    ('{"a": 1.', {"a": None}, "missing_bracket"),
+    ('{"a": 1e+', {"a": None}, "missing_bracket"),
+    ('[{"a": 1 {"a": 2}]', [{"a": 1}, {"a": 2}], "missing_bracket missing_comma"),
     ('{"a": -', {"a": None}, "missing_bracket"),
     ('{"a": [1, 2,', {"a": [1, 2]}, "missing_bracket"),
     ('{"a": {"b": 1}</tool_call>', {"a": {"b": 1}}, "missing_bracket"),
@@ -42,6 +45,7 @@ TABLE: list[tuple[str, Any, str]] = [
     ('["a" "b" 1 2 null true {} []]', ["a", "b", 1, 2, None, True, {}, []], "missing_comma"),
     ('{"a" 1, "b" = 2, "c" => 3, "d"}', {"a": 1, "b": 2, "c": 3, "d": None}, "missing_comma"),
     ('{"a": , "b": }', {"a": None, "b": None}, "missing_comma"),
+    ('{"a": "b"; "c": 2}', {"a": "b", "c": 2}, "missing_comma"),
     ('{"a":: 1}', {"a": 1}, "missing_comma"),
     ('["a": 1]', ["a", 1], "missing_comma"),
     ('{"a": 1,}', {"a": 1}, "trailing_comma"),
@@ -60,6 +64,7 @@ TABLE: list[tuple[str, Any, str]] = [
     ('{"a": True, "b": False, "c": None, "d": undefined}', {"a": True, "b": False, "c": None, "d": None}, "unquoted_key"),
     ('{"a": 01, "b": +1, "c": .5, "d": 2., "e": 0x1F, "f": 1_000}', {"a": 1, "b": 1, "c": 0.5, "d": 2.0, "e": 31, "f": 1000}, "unquoted_key"),
     ('{"a": /* why */ 1, // because\n "b": 2 # so\n}', {"a": 1, "b": 2}, "unquoted_key"),
+    ('{"day": 2024-01-31, "at": 10:30, "to": <path>, "at": 50%}', {"day": "2024-01-31", "at": "50%", "to": "<path>"}, "unquoted_key duplicate_key"),
     ('{"a": http://x.y/z?q=1, "b": 1.2.3}', {"a": "http://x.y/z?q=1", "b": "1.2.3"}, "unquoted_key"),
     # strings
     ('{"a": "cut he', {"a": "cut he"}, "unterminated_string missing_bracket"),
@@ -73,6 +78,13 @@ TABLE: list[tuple[str, Any, str]] = [
     ('{"a": "he said "no" to it", "b": 1}', {"a": 'he said "no" to it', "b": 1}, "unterminated_string"),
     ('{"a": "he said "no""}', {"a": 'he said "no"'}, "unterminated_string"),
     ('{"a": "one\ntwo\tthree"}', {"a": "one\ntwo\tthree"}, "unterminated_string"),
+    ('{"a": "he said "no", and left", "b": 1}', {"a": 'he said "no", and left', "b": 1}, "unterminated_string"),
+    ('["he said "no", and left", 2]', ['he said "no", and left', 2], "unterminated_string"),
+    ('{"q": "SELECT "id", "name" FROM "t" WHERE "x" = 1", "n": 2}', {"q": 'SELECT "id", "name" FROM "t" WHERE "x" = 1', "n": 2}, "unterminated_string"),
+    ('{"a": "<a href="x">y</a>"}', {"a": '<a href="x">y</a>'}, "unterminated_string"),
+    ('{"a": "x" - "y" + "z"}', {"a": 'x" - "y" + "z'}, "unterminated_string"),
+    ('{"name": "f", "arguments": "{"path": "x", "n": [1]}", "id": 1}', {"name": "f", "arguments": {"path": "x", "n": [1]}, "id": 1}, "double_encoded"),
+    ('{"calls": "[{"name": "f"}]"}', {"calls": [{"name": "f"}]}, "double_encoded"),
     # escapes
     ('{"query": \\\\"disk full\\\\"}', {"query": "disk full"}, "over_escaped"),
     ('{\\"a\\": \\"say \\\\\\"no\\\\\\"\\", \\"b\\": 2}', {"a": 'say "no"', "b": 2}, "over_escaped"),
@@ -231,6 +243,9 @@ def test_where_a_repetition_begins() -> None:
     found = runaway(text)
     assert found is not None
     assert (found.at, found.detail) == (11, 'the text ends in "ha", 500 times in a row')
+    spaces = runaway("an answer: " + "\n\t" * 500)
+    assert spaces is not None
+    assert (spaces.at, spaces.detail) == (10, "the text ends in 1,001 characters of white space")
     later = runaway(text, 100)
     assert later is not None
     assert later.at in (100, 101)
