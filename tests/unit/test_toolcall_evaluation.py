@@ -14,6 +14,7 @@ from pytest_vram.backends.record import RequestRecord
 from pytest_vram.backends.reply import Collector, Guard, Reply
 from pytest_vram.errors import BackendDied, BadCases, RequestFailed, RequestTimeout
 from pytest_vram.spec import BackendSpec, Sampling, ToolCalling
+from pytest_vram.toolcalls import answers
 from pytest_vram.toolcalls import results as stored
 from pytest_vram.toolcalls.asking import guard_of
 from pytest_vram.toolcalls.cases import Case, CaseSet, ExpectedCall, Tool
@@ -390,6 +391,22 @@ def test_whatever_a_model_writes_can_be_kept_and_read_again(arguments: str, tmp_
     stored.save(results, path := tmp_path / "r.json")
     assert path.stat().st_size < 100_000
     assert stored.read(path) == results
+
+
+def test_what_is_kept_is_what_json_can_say() -> None:
+    """Deep values are cut, numbers that are none and large ones become text, halves of pairs are written out."""
+    deep: Any = []
+    for _ in range(5000):
+        deep = [deep]
+    assert len(json.dumps(answers.writable(deep))) < 100
+    odd = {"a": float("inf"), "b": 1 << 70, "c": "\ud800", "d": (1, None, True), "e": {3}}
+    assert answers.writable(odd) == {
+        "a": "inf",
+        "b": "a number of 71 bits",
+        "c": "\\ud800",
+        "d": [1, None, True],
+        "e": "{3}",
+    }
 
 
 def test_results_come_back_as_they_were_saved(tmp_path: Path) -> None:

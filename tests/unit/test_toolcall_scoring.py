@@ -232,6 +232,13 @@ def test_values_are_compared_by_what_they_mean(left: Any, right: Any, equal: boo
     assert same(left, right) is equal
 
 
+def test_an_argument_may_be_left_out_only_where_the_case_says_so() -> None:
+    """Also one that the tool itself does not require."""
+    expected = ExpectedCall(name="rotate_archive", arguments={"archive": ["mail"], "keep": [7]})
+    (defect,) = match([("rotate_archive", {"archive": "mail"})], [expected], TOOLS).defects
+    assert (defect.kind, defect.detail) == ("missing_field", "keep is missing")
+
+
 def test_exact_texts_are_compared_to_the_letter() -> None:
     """Paths, patterns and queries are named so by their case."""
     expected = ExpectedCall(name="rotate_archive", arguments={"archive": ["/srv/A_b.tar"]}, exact=["archive"])
