@@ -16,8 +16,8 @@ from pytest_vram.toolcalls.formats.pairs import CLOSERS
 from pytest_vram.toolcalls.formats.tokens import AT_END, END_OF_TURN, HEADER, SPECIAL
 from pytest_vram.toolcalls.tolerant import MISSING, Defect, double_encoded, parse, runaway
 
-#: Characters of an answer that are read. Four million are about a million tokens: no model writes a call that long.
-LONGEST = 4_000_000
+#: Characters of an answer that are read. Two million are about half a million tokens: no model writes a call that long.
+LONGEST = 2_000_000
 #: Characters of a call's text that are kept.
 KEPT = 4000
 #: Equal calls in a row that are a repetition and no longer several calls.
@@ -96,8 +96,7 @@ def of_text(text: str, tools: Sequence[Tool], protocol: str, *, in_message: bool
     found.thinking = "\n".join(text[start:end] for start, end in scan.thinking)[:_LONGEST_THINKING]
     plain = [(start, end) for start, end in scan.plain if text[start:end].strip(" \t\r\n,;")]
     found.content = "\n".join(text[start:end].strip() for start, end in plain)
-    if not in_message:
-        plain = _without_end_of_turn(scan, plain)
+    plain = _without_end_of_turn(scan, plain)
     _repetition(found, scan)
     for start, end in plain:
         _leftovers(found, scan, start, end)

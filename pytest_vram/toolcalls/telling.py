@@ -24,22 +24,21 @@ _WORDS = re.compile(r"there (?:is|are)|call \d|(?:the|an?|this|what|one|text|ele
 def sentences(defects: Iterable[Defect], text: str) -> str:
     """Defects as sentences. :param text: what their offsets refer to; "": they are left out."""
     told: dict[str, None] = {}
+    length = more = 0
     for defect in defects:
-        clause = printable(defect.detail)
+        if len(told) >= _SENTENCES or length > _LONGEST:
+            more += 1
+            continue
+        clause = printable(defect.detail[: 4 * _LONGEST_SENTENCE])
         if len(clause) > _LONGEST_SENTENCE:
             clause = clause[: _LONGEST_SENTENCE - 1] + "…"
         if defect.at >= 0 and text and "character" not in clause:
             clause += f" ({place(text, defect.at)})"
-        told.setdefault(sentence(clause))
-    shown: list[str] = []
-    length = 0
-    for one in told:
-        if len(shown) >= _SENTENCES or length + len(one) > _LONGEST:
-            shown.append(f"{len(told) - len(shown)} more.")
-            break
-        shown.append(one)
-        length += len(one)
-    return " ".join(shown)
+        one = sentence(clause)
+        if one not in told:
+            told[one] = None
+            length += len(one)
+    return " ".join([*told, f"{more:,} more."] if more else told)
 
 
 def sentence(clause: str) -> str:

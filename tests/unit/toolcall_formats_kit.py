@@ -55,7 +55,9 @@ def llama_tag(calls: Calls) -> str:
 
 
 def _python(calls: Calls) -> str:
-    written = (f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})" for name, arguments in calls)
+    written = (
+        f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})" for name, arguments in calls
+    )
     return "[" + ", ".join(written) + "]"
 
 
@@ -87,7 +89,8 @@ def gemma(calls: Calls) -> str:
 
 def deepseek(calls: Calls) -> str:
     inner = "".join(
-        f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{json.dumps(arguments)}<｜tool▁call▁end｜>" for name, arguments in calls
+        f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{json.dumps(arguments)}<｜tool▁call▁end｜>"
+        for name, arguments in calls
     )
     return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜><｜end▁of▁sentence｜>"
 

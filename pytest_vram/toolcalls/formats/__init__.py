@@ -7,10 +7,10 @@ already, so that a tag inside of a string is a part of the string.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pytest_vram.toolcalls.cases import Tool
-from pytest_vram.toolcalls.formats import fences, gemma, pairs, sections, xml
+from pytest_vram.toolcalls.formats import fences, gemma, pairs, pythonic, sections, xml
 from pytest_vram.toolcalls.formats.envelope import encoded_object
 from pytest_vram.toolcalls.formats.scan import MOST_CALLS, FoundCall, Reader, Scan, Step
 
@@ -33,7 +33,7 @@ def _thinking(scan: Scan, match: re.Match[str]) -> Step:
 
 def _gemma_arguments(scan: Scan, match: re.Match[str]) -> Step:
     """Arguments in Gemma's notation with no call around them."""
-    start = match.end() - 1
+    start = match.start()
     opened = scan.text[start] == "{"
     found, end, defects = gemma.arguments(scan.text, start, len(scan.text), bare=not opened)
     name = next(iter(scan.tools)) if len(scan.tools) == 1 else None
@@ -43,7 +43,7 @@ def _gemma_arguments(scan: Scan, match: re.Match[str]) -> Step:
 
 #: What opens → who reads it. The order matters where one is the beginning of another.
 _OPENERS: list[tuple[str, Reader]] = [
-    (r'(?:\A\s*|(?<=\n))(?=\{?\s{0,20}[\w.-]{1,100}:<\|"\|>)\S', _gemma_arguments),
+    (r'(?<![^\n])\{?[\w.-]{1,100}:(?=<\|"\|>)', _gemma_arguments),
     (gemma.OPENER.pattern, sections.gemma4),
     ("|".join(map(re.escape, sorted([*pairs.PAIRS, *pairs.MISTAKEN], key=len, reverse=True))), pairs.read),
     (r"<function=", xml.function),
@@ -56,12 +56,20 @@ _OPENERS: list[tuple[str, Reader]] = [
     (r"```|~~~", fences.fence),
     (r'(?:\A\s*)"\s*(?:\\?["{\[])', fences.encoded),
     (r"(?:\A|(?<=\n))[A-Za-z_][\w.]{0,100}\(", fences.python),
-    (r"[\[{]", fences.bare),
+    (rf"(?:{fences.JSON_OPENER.pattern})|\[(?={pythonic.CALL.pattern})", fences.bare),
 ]
 _READERS = {f"r{index}": (re.compile(pattern), reader) for index, (pattern, reader) in enumerate(_OPENERS)}
-_EACH = "|".join(f"(?P<{name}>{pattern.pattern})" for name, (pattern, _) in _READERS.items())
-# The first character is looked at before all the others: most characters of a text open nothing.
-_ANY = re.compile(rf"(?=[<\[{{>`~]|\A| f|(?<=\n))(?:{_EACH})")
+
+
+def _any_of(readers: Mapping[str, tuple[re.Pattern[str], Reader]]) -> re.Pattern[str]:
+    each = "|".join(f"(?P<{name}>{pattern.pattern})" for name, (pattern, _) in readers.items())
+    # The first character is looked at before all the others: most characters of a text open nothing.
+    return re.compile(rf"(?=<[A-Za-z|｜]|[\[{{>`~]|\A| f|(?<=\n))(?:{each})")
+
+
+_ANY = _any_of(_READERS)
+#: Once too many brackets turned out to be prose, only wrappers are looked for.
+_WRAPPERS = _any_of({name: one for name, one in _READERS.items() if one[1] not in (fences.bare, fences.python)})
 
 
 def read(text: str, tools: Sequence[Tool]) -> Scan:
@@ -71,8 +79,8 @@ def read(text: str, tools: Sequence[Tool]) -> Scan:
     """
     scan = Scan(text, tools)
     position = plain_from = 0
-    while len(scan.calls) < MOST_CALLS:
-        match = _ANY.search(text, position)
+    while len(scan.calls) < MOST_CALLS and not scan.exhausted:
+        match = (_ANY if scan.tries > 0 else _WRAPPERS).search(text, position)
         if match is None:
             break
         pattern, reader = _READERS[str(match.lastgroup)]

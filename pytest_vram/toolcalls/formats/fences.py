@@ -32,7 +32,7 @@ def fence(scan: Scan, match: re.Match[str]) -> Step:
     if text.startswith("<", body):
         # Tags inside of a fence are read as if it were not there.
         return Step(opened.end(), plain=True)
-    if text[body : body + 1] in ("{", "[") and not pythonic.CALL.match(text, body):
+    if text[body : body + 1] in ("{", "[") and not pythonic.CALL.match(text, body) and scan.may_try():
         step = _json_in_fence(scan, opened.start(), body, closer)
         if step is not None:
             return step
@@ -107,7 +107,7 @@ def bare(scan: Scan, match: re.Match[str]) -> Step:
     start = match.start()
     if scan.text[start] == "[" and pythonic.CALL.match(scan.text, start):
         return python(scan, match)
-    if not JSON_OPENER.match(scan.text, start, start + 300) or not scan.may_try():
+    if not scan.may_try():
         return Step(start + 1, plain=True)
     parsed = scan.parse(start)
     if parsed is None:
@@ -129,11 +129,13 @@ def python(scan: Scan, match: re.Match[str]) -> Step:
         return Step(match.end(), plain=True)
     written = pythonic.read(scan.text, start, scan.tools)
     if written is None:
+        scan.spend(min(pythonic.LONGEST, len(scan.text) - start))
         return Step(match.end(), plain=True)
     known = any(name in scan.tools for name, _, _ in written.calls)
     malformed = any(defects for _, _, defects in written.calls)
     alone = scan.before_is_blank and _AROUND.match(scan.text, written.end) is not None
     if not (known and (listed or alone)) and not (listed and alone and not malformed):
+        scan.spend(min(pythonic.LONGEST, written.end - start))
         return Step(match.end(), plain=True)
     for name, value, defects in written.calls:
         scan.call(name, value, (start, written.end), "pythonic", native=False, defects=defects)

@@ -51,6 +51,7 @@ _ANY_CLOSER = re.compile("|".join(map(re.escape, CLOSERS)))
 _PATTERNS = {
     opener: re.compile("|".join(map(re.escape, pair.closers))) for opener, pair in PAIRS.items() if pair.closers
 } | {opener: re.compile(re.escape(closer)) for opener, closer in MISTAKEN.items()}
+_LONGEST_UNREADABLE = 100_000
 _SEPARATOR = re.compile(r"[\s;,]*")
 _SPACE = re.compile(r"\s*")
 _NAMED = re.compile(r"\s*([\w.-]{1,150})\s*(?:\[CALL_ID\][^\[\s]{0,80})?\s*(?:\[ARGS\])?\s*(?=\{)", re.ASCII)
@@ -164,7 +165,7 @@ def _blame(scan: Scan, at: int, detail: str) -> None:
 def _unreadable(scan: Scan, start: int, body: int, opener: str, pair: Pair) -> Step:
     """A wrapper with something else inside: the tool that was meant may be told, its arguments may not."""
     closer = _PATTERNS.get(opener)
-    ended = closer.search(scan.text, body) if closer is not None else None
+    ended = closer.search(scan.text, body, body + _LONGEST_UNREADABLE) if closer is not None else None
     end = ended.end() if ended is not None else min(len(scan.text), body + 4000)
     inside = scan.text[body : ended.start() if ended is not None else end]
     if not inside.strip() and ended is None and body >= len(scan.text):

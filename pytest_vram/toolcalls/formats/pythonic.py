@@ -18,7 +18,7 @@ _MARK = re.compile(r"[\"'()\[\]{}]")
 _STRING_ENDS = {quote: re.compile(r"\\.|" + quote, re.DOTALL) for quote in ('"', "'", '"""', "'''")}
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 #: Python's parser takes much memory for each character, and its stack for each level.
-_LONGEST, _DEEPEST = 200_000, 60
+LONGEST, _DEEPEST = 200_000, 60
 _JSON_WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
@@ -36,7 +36,7 @@ def read(text: str, start: int, tools: Mapping[str, Tool]) -> Written | None:
     if defect is not None:
         match = _NAME.search(source[:300])
         return Written([(match[0], None, [defect])], end) if match is not None else None
-    if len(source) > _LONGEST:
+    if len(source) > LONGEST:
         return None
     tree = _tree(source)
     if isinstance(tree, str):
@@ -57,7 +57,7 @@ def _extent(text: str, start: int) -> tuple[int, Defect | None]:
     open_brackets: list[tuple[str, int]] = []
     at = start
     while True:
-        match = _MARK.search(text, at, start + _LONGEST + 1)
+        match = _MARK.search(text, at, start + LONGEST + 1)
         if match is None:
             if open_brackets:
                 detail = f"the bracket {open_brackets[-1][0]!r} is never closed"
@@ -66,7 +66,7 @@ def _extent(text: str, start: int) -> tuple[int, Defect | None]:
         mark, at = match[0], match.end()
         if mark in "\"'":
             quote = mark * 3 if text.startswith(mark * 3, match.start()) else mark
-            closed = _string_end(text, match.start() + len(quote), start + _LONGEST + 1, quote)
+            closed = _string_end(text, match.start() + len(quote), start + LONGEST + 1, quote)
             if closed is None:
                 return len(text), Defect("unterminated_string", match.start(), "this string is never closed")
             at = closed

@@ -14,7 +14,9 @@ MOST_CALLS = 1000
 #: Attempts at reading bare JSON that turn out to be none, such as brackets in prose.
 _MOST_TRIES = 5000
 #: Offsets of a text are looked at this many times by attempts that had to be taken back.
-_PASSES = 3
+_PASSES = 2
+#: Copying so many characters takes as long as reading one.
+_COPIED_AS_ONE = 100
 
 
 class FoundCall(NamedTuple):
@@ -91,21 +93,27 @@ class Scan:
         A closer inside of a string is part of the string. Where the value is malformed, so that its strings cannot be
         trusted, it is read up to the first closer as well, and the reading with fewer defects counts.
         """
-        whole: Parsed | None = None
-        if self._left > 0 or closer is None:
-            whole = parse(self.text, start)
-            if whole is None or not whole.defects:
-                return whole
-            self._left -= whole.end - start
+        whole = parse(self.text, start)
+        if whole is None or not whole.defects:
+            return whole
+        self._left -= whole.end - start
         if closer is None:
             return whole
-        match = closer.search(self.text, start)
+        match = closer.search(self.text, start, whole.end)
         if match is None:
-            return whole if whole is not None else parse(self.text, start)
-        short = parse(self.text[: match.start()], start)
-        if short is None or (whole is not None and len(whole.defects) < len(short.defects)):
             return whole
-        return short
+        self._left -= match.start() // _COPIED_AS_ONE
+        short = parse(self.text[: match.start()], start)
+        return whole if short is None or len(whole.defects) < len(short.defects) else short
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether so much was read twice that the rest of the text is left alone."""
+        return self._left <= 0
+
+    def spend(self, characters: int) -> None:
+        """Note that so many characters were read in vain."""
+        self._left -= characters
 
     def may_try(self) -> bool:
         """Whether one more attempt at bare JSON is allowed."""

@@ -18,7 +18,7 @@ _INVOKE_PARAMETER = re.compile(
     r"\s*<(?:｜DSML｜)?parameter\s{1,5}name=\"([^\"<>]{1,150})\"(?:\s{1,5}string=\"(true|false)\")?\s{0,5}>"
 )
 # A value may hold the closing tag: only one that something of the format follows ends it.
-_FUNCTION_VALUE_END = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>|$))")
+_FUNCTION_VALUE_END = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>|</tool_call>|$))")
 _INVOKE_VALUE_END = re.compile(
     r"</(?:｜DSML｜)?parameter>(?=\s*(?:<(?:｜DSML｜)?parameter\s|</(?:｜DSML｜)?invoke>|$))"
 )
