@@ -11,7 +11,7 @@ from pytest_vram.toolcalls import Tool
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
 
 
-def tool(name: str, required: Sequence[str] = (), **types: str) -> Tool:
+def tool(name: str, required: Sequence[str] = (), /, **types: str) -> Tool:
     """A tool whose parameters have these types."""
     parameters = {
         "type": "object",
