@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_vram import specfile
+from pytest_vram.backends import engine
+from pytest_vram.backends.base import PlanContext
 from pytest_vram.backends.pool import overridden
 from pytest_vram.errors import BadInput, BadSpec
 from pytest_vram.spec import as_table, without_secrets
@@ -155,6 +157,16 @@ def test_sampling_and_tool_calling_come_out_as_written(tmp_path: Path) -> None:
     assert (spec.toolcalls.protocol, spec.toolcalls.stream, spec.toolcalls.parallel) == ("tools", True, False)
     assert as_table(spec)["toolcalls"]["logit_bias"] == {"read_log": -2.0}
     assert as_table(spec)["sampling"] == {"temperature": 0.2, "top_k": 40, "extra": {"min_p": 0.05, "dry": ["x"]}}
+
+
+def test_sampling_starts_no_other_server(tmp_path: Path) -> None:
+    """What requests say is no part of a launch plan: tests that ask in different ways share a server."""
+    text = "[backend.a]\nengine = 'command'\nargv = ['serve']\nurl = 'http://127.0.0.1:8000'\nhealth = '/health'\n"
+    plain = read(tmp_path, text).backends["a"]
+    asked = read(tmp_path, text + "sampling = { seed = 3 }\ntoolcalls = { stream = true }\n").backends["a"]
+    assert plain != asked
+    plans = [engine("command").plan(spec, PlanContext(run="r")) for spec in (plain, asked)]
+    assert plans[0].key == plans[1].key
 
 
 def test_a_change_for_one_use_is_merged_and_checked_as_the_file_is(tmp_path: Path) -> None:
