@@ -11,7 +11,16 @@ import pytest
 from pytest_vram.backends.client import Target, VramClient
 from pytest_vram.errors import BackendDied
 from pytest_vram.spec import Sampling, ToolCalling
-from pytest_vram.testing.scripted import FAULTS, Answerer, Fault, Script, ScriptedServer, scripted_backend, serving
+from pytest_vram.testing.scripted import (
+    FAULTS,
+    Answerer,
+    Fault,
+    Script,
+    ScriptedClient,
+    ScriptedServer,
+    scripted_backend,
+    serving,
+)
 from pytest_vram.toolcalls import CaseResult, Results
 from pytest_vram.toolcalls.evaluation import evaluate
 from pytest_vram.toolcalls.verdict import judge
@@ -95,6 +104,23 @@ def test_a_fault_is_counted_where_it_belongs_and_touches_no_other_case(kind: str
     verdict = judge(asked.results, target=0.5)
     assert (verdict.n, verdict.right) == (20 if COUNTED[kind] != LOST else 19, 19)
     assert verdict.completion == (1.0 if COUNTED[kind] != LOST else 0.95)
+
+
+@pytest.mark.parametrize("kind", [*COUNTED, "wrong_content_type"])
+def test_without_a_connection_the_same_is_counted(kind: str) -> None:
+    """The scripted client of this process ends in the outcome and the kind that the real client reports over HTTP."""
+    cases = kit.cases(20)
+    script = Script(faults=[Fault(kind=kind, cases=[STRUCK])], recovery=0.0)  # type: ignore[arg-type]
+    results = evaluate(
+        ScriptedClient(script, cases),
+        cases,
+        sampling=Sampling(),
+        calling=ToolCalling(),
+        sleep=lambda seconds: None,
+    )
+    (struck,) = (result.first for result in results.results if result.id == STRUCK)
+    assert (struck.outcome, struck.kind) == COUNTED.get(kind, ("right", "valid"))
+    assert sum(result.first.outcome == "right" for result in results.results) >= 19
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

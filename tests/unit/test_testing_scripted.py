@@ -238,9 +238,16 @@ def test_faults_without_a_connection_end_as_the_client_reports_them(kind: str) -
     body = kit.bodies(cases)[0]
     if kind in ("empty_content", "wrong_content_type"):
         assert client.chat(**body).finish_reason in ("stop", "tool_calls")
-        return
-    with pytest.raises((RequestFailed, RequestTimeout, BackendDied)):
-        client.chat(**body)
+    elif kind in ("endless", "huge"):
+        assert len(client.chat(**body).text) >= 20_000_000
+    else:
+        with pytest.raises((RequestFailed, RequestTimeout, BackendDied)):
+            client.chat(**body)
+    if kind.startswith("dies"):
+        with pytest.raises(BackendDied):
+            client.get("/health")
+    else:
+        assert client.get("/v1/models")["data"][0]["id"] == "scripted"
 
 
 @pytest.mark.parametrize(

@@ -44,23 +44,6 @@ FaultKind = Literal[
 #: any answer; ``disconnect_midway``: within it. ``endless``: text without end. ``silent``: accepted, and nothing is
 #: ever said. ``huge``: one answer of ``size`` bytes. ``dies``: the process ends with the request.
 FAULTS: tuple[FaultKind, ...] = FaultKind.__args__  # type: ignore[attr-defined]
-#: Faults that only a connection can show; in-process they end as the client would report them.
-TRANSPORT = frozenset(
-    {
-        "disconnect",
-        "disconnect_midway",
-        "endless",
-        "silent",
-        "empty_body",
-        "empty_choices",
-        "huge",
-        "invalid_utf8",
-        "not_json",
-        "wrong_content_type",
-        "dies",
-        "dies_midway",
-    }
-)
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
