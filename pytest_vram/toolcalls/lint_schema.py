@@ -55,7 +55,8 @@ def broken(value: Any, schema: Any, whole: dict[str, Any]) -> str | None:
     try:
         error = next(validator.evolve(schema=schema).iter_errors(value), None)
     except referencing.exceptions.Unresolvable as missing:
-        return f"its schema refers to '#{missing.ref.lstrip('#')}', which is not in it"
+        reference = missing.ref if ":" in missing.ref else f"#{missing.ref.lstrip('#')}"
+        return f"its schema refers to {reference!r}, which is not in it"
     except RecursionError:
         return "its schema refers to itself without an end"
     return None if error is None else error.message

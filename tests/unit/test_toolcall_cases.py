@@ -305,6 +305,9 @@ def test_digest_is_of_the_content(tmp_path: Path) -> None:
     digest = load(str(written(tmp_path, one, two))).digest
     assert len(digest) == 16
     assert load(str(written(tmp_path, "", two, one))).digest == digest
+    assert load(str(written(tmp_path, one, dict(reversed(two.items()))))).digest == digest
+    turned = {"tools": {name: dict(reversed(tool.items())) for name, tool in TOOLS["tools"].items()}}
+    assert load(str(written(tmp_path, one, two, tools=turned))).digest == digest
     assert load(str(written(tmp_path, one, line(**{**two, "language": "de"})))).digest != digest
 
 

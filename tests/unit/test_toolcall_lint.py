@@ -96,6 +96,7 @@ CLEAN: dict[str, list[Case]] = {
         )
     ],
     "other tools": [case(), case(2, tools=[RUNS])],
+    "other description": [case(), case(2, tools=[msgspec.structs.replace(RUNS, description="Runs of a job."), LIST])],
     "other words": [case(), case(2, messages=[{"role": "user", "content": "runs of sync?"}])],
     "choosing family": [
         case(category="choice"),
@@ -147,6 +148,12 @@ WRONG: dict[str, tuple[str, str, list[Case], str]] = {
     "no such call": ("error", "history", [case(messages=[USER, past(), result(), result("c9"), USER])], "is not there"),
     "answered twice": ("error", "history", [case(messages=[USER, past(), result(), result()])], "was answered already"),
     "no result": ("error", "history", [case(messages=[USER, past(), USER])], "call 'c1' has no result before it"),
+    "no result, and talk": (
+        "error",
+        "history",
+        [case(messages=[USER, past(), USER, {"role": "assistant", "content": "x"}, USER])],
+        "call 'c1' has no result before it",
+    ),
     "same id": ("error", "history", [case(messages=[past(), result(), past(), result()])], "two calls have the id 'c1'"),
     "past no json": ("error", "history", [case(messages=[past(arguments="{job"), result()])], "no JSON object"),
     "past list": ("error", "history", [case(messages=[past(arguments="[]"), result()])], "no JSON object"),
@@ -169,6 +176,15 @@ WRONG: dict[str, tuple[str, str, list[Case], str]] = {
     "description": ("warning", "description", [case(tools=[RUNS, msgspec.structs.replace(LIST, description="")])], "no desc"),
     "schema": ("error", "schema", [case(tools=[RUNS, msgspec.structs.replace(LIST, parameters={"type": "dict"})])], "dict"),
     "duplicate": ("error", "duplicate", [case(), case(2)], "the same as case 'a-01' (cases.jsonl:1)"),
+    "duplicate with tools and calls in another order": (
+        "error",
+        "duplicate",
+        [
+            case(category="parallel", expect=[call(), call("job_list", arguments={})]),
+            case(2, category="parallel", tools=[LIST, RUNS], expect=[call("job_list", arguments={}), call()]),
+        ],
+        "it would count twice",
+    ),
     "contradiction": ("error", "contradiction", [case(), case(2, expect=[call("job_list", arguments={})], family="b"),
                                                  case(3, tools=[LIST], category="irrelevance", expect=[]),
                                                  case(4, family="b", tools=[LIST], expect=[call("job_list", arguments={})],
@@ -270,6 +286,15 @@ def test_references_that_lead_nowhere(reference: str, words: str) -> None:
     found = of(case(tools=[Tool(name="job_runs", description="x", parameters=parameters)]))
     assert [finding.rule for finding in found] == ["refused-value"]
     assert words in found[0].text
+
+
+def test_nothing_is_fetched_for_a_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reference to an address is told as one that leads nowhere, without a look at the address."""
+    monkeypatch.setattr("urllib.request.urlopen", lambda *args, **more: pytest.fail("something was fetched"))
+    parameters = {"type": "object", "properties": {"job": {"$dynamicRef": "http://127.0.0.1:9/schema.json"}}}
+    found = of(case(tools=[Tool(name="job_runs", description="x", parameters=parameters)]))
+    assert [finding.rule for finding in found] == ["refused-value"]
+    assert "refers to 'http://127.0.0.1:9/schema.json', which is not in it" in found[0].text
 
 
 def test_deep_schema_is_told() -> None:
