@@ -44,7 +44,7 @@ def tango_score_test(lost: float, won: float, n: float, difference: float) -> fl
 def tango_bound(lost: float, won: float, n: float, z: float) -> float:
     """The difference at which the score statistic is ``z``: a bound of the interval; it falls as ``z`` grows."""
     low, high = -1.0, 1.0
-    for _ in range(60):
+    for _ in range(45):
         middle = (low + high) / 2
         if tango_score_test(lost, won, n, middle) > z:
             low = middle

@@ -42,7 +42,7 @@ def detectable_drop(
     if power_of_not_below(n, target, 0.0, confidence, design_effect=design_effect) < power:
         return None
     low, high = 0.0, target  # rates: of the lower it is found, of the higher it is not
-    for _ in range(40):
+    for _ in range(24):
         middle = (low + high) / 2
         if power_of_not_below(n, target, middle, confidence, design_effect=design_effect) >= power:
             low = middle
