@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from pytest_vram.errors import BadCases
@@ -71,6 +72,32 @@ def test_families_widen_the_interval() -> None:
     assert together.low < alone.low
     assert together.high > alone.high
     assert (alone.families_lost, together.families_lost) == (12, 1)
+
+
+def test_one_large_family_among_single_cases_widens_the_interval() -> None:
+    """24 lost of 100, 15 of them of one family of 40: the variance between families says more than the correlation."""
+    before = made([RIGHT] * 100)
+    now = made([WRONG] * 15 + [RIGHT] * 25 + [WRONG] * 9 + [RIGHT] * 51)
+    lopsided = [
+        Results(
+            backend=side.backend,
+            protocol="tools",
+            stream=False,
+            cases="c",
+            digest="d",
+            seed=0,
+            planned=100,
+            results=[
+                msgspec.structs.replace(result, family="large" if i < 40 else result.family)
+                for i, result in enumerate(side.results)
+            ],
+        )
+        for side in (now, before)
+    ]
+    even, wide = (compare(*pair, judge="first_try") for pair in ((now, before), lopsided))
+    assert wide.design_effect < 1.05
+    assert (wide.low, wide.high) == pytest.approx((-0.3429, -0.1371), abs=1e-4)
+    assert wide.low < even.low < even.high < wide.high
 
 
 def test_only_cases_that_both_answered_are_pairs() -> None:
