@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -161,7 +163,7 @@ def test_sampling_and_tool_calling_come_out_as_written(tmp_path: Path) -> None:
 
 def test_sampling_starts_no_other_server(tmp_path: Path) -> None:
     """What requests say is no part of a launch plan: tests that ask in different ways share a server."""
-    text = "[backend.a]\nengine = 'command'\nargv = ['serve']\nurl = 'http://127.0.0.1:8000'\nhealth = '/health'\n"
+    text = f"[backend.a]\nengine = 'command'\nargv = [{json.dumps(sys.executable)}]\nurl = 'http://127.0.0.1:8000'\nhealth = '/health'\n"
     plain = read(tmp_path, text).backends["a"]
     asked = read(tmp_path, text + "sampling = { seed = 3 }\ntoolcalls = { stream = true }\n").backends["a"]
     assert plain != asked
