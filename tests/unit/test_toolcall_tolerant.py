@@ -45,6 +45,9 @@ TABLE: list[tuple[str, Any, str]] = [
     ('["a" "b" 1 2 null true {} []]', ["a", "b", 1, 2, None, True, {}, []], "missing_comma"),
     ('{"a" 1, "b" = 2, "c" => 3, "d"}', {"a": 1, "b": 2, "c": 3, "d": None}, "missing_comma"),
     ('{"a": , "b": }', {"a": None, "b": None}, "missing_comma"),
+    ('["a" true, "b" null]', ["a", True, "b", None], "missing_comma"),
+    ('{"a": "b" c: 1, "d": "e"}', {"a": "b", "c": 1, "d": "e"}, "missing_comma unquoted_key"),
+    ('[{"b": "c"}: ["d"]]', [{"b": "c"}, ["d"]], "missing_comma"),
     ('{"a": "b"; "c": 2}', {"a": "b", "c": 2}, "missing_comma"),
     ('{"a":: 1}', {"a": 1}, "missing_comma"),
     ('["a": 1]', ["a", 1], "missing_comma"),
@@ -89,6 +92,7 @@ TABLE: list[tuple[str, Any, str]] = [
     ('{"query": \\\\"disk full\\\\"}', {"query": "disk full"}, "over_escaped"),
     ('{\\"a\\": \\"say \\\\\\"no\\\\\\"\\", \\"b\\": 2}', {"a": 'say "no"', "b": 2}, "over_escaped"),
     ('{\\n  \\"a\\": \\"C:\\\\\\\\x\\"\\n}', {"a": "C:\\x"}, "over_escaped"),
+    ('{\\"a\\": \\"cut \\\\\\"he', {"a": 'cut "he'}, "over_escaped unterminated_string missing_bracket"),
     ('{"a": \\"b"}', {"a": "b"}, "over_escaped"),
     ('{"a": "^\\d+$"}', {"a": "^\\d+$"}, "over_escaped"),
     ('{"a": "it\\\'s \\x41"}', {"a": "it's A"}, "over_escaped"),
@@ -190,6 +194,14 @@ def test_details_name_what_a_person_looks_for() -> None:
     assert detail("{\x1b[2Jab: 1}").isprintable()
     assert detail('{"a": "^\\d"}') == 'JSON has no escape "\\d"; a backslash itself is written twice'
     assert len(detail('{"a": ' + "x" * 10_000 + "}")) < 120
+
+
+def test_only_the_first_ten_of_a_kind_are_told() -> None:
+    """A text with the same defect everywhere has ten of them, and still the others."""
+    parsed = parse("[" + "'x', " * 50 + "]")
+    assert parsed is not None
+    assert [defect.kind for defect in parsed.defects] == ["single_quotes"] * 10 + ["trailing_comma"]
+    assert parsed.value == ["x"] * 50
 
 
 @pytest.mark.parametrize(
