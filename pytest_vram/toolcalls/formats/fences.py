@@ -13,7 +13,7 @@ from pytest_vram.toolcalls.tolerant import Defect, Parsed, double_encoded
 _OPENER = re.compile(r"(```+|~~~+)[ \t]*([\w+-]{0,30})[ \t]*\n?")
 _CLOSERS = {"`": re.compile(r"```+"), "~": re.compile(r"~~~+")}
 #: What may begin a call in JSON: an object with a key, or a list of objects.
-JSON_OPENER = re.compile(r"\{\s*(?:[\"'“”‘’„\\}{]|[A-Za-z_]\w*\s*[:=])|\{\s*$|\[\s*\{")
+JSON_OPENER = re.compile(r"\{\s*(?:[\"'“”‘’„\\}{,<]|//|/\*|#|[A-Za-z_]\w*\s*[:=])|\{\s*$|\[\s*\{")
 _SPACE = re.compile(r"\s*")
 _SEPARATOR = re.compile(r"[\s;,]*")
 #: What may stand around a value that is the whole answer.

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from pytest_vram.toolcalls.formats import pythonic, xml
 from pytest_vram.toolcalls.formats.envelope import shapes
 from pytest_vram.toolcalls.formats.scan import Scan, Step, after
-from pytest_vram.toolcalls.tolerant import Defect
+from pytest_vram.toolcalls.formats.tokens import AT_END
+from pytest_vram.toolcalls.tolerant import Defect, double_encoded
 
 
 class Pair(NamedTuple):
@@ -42,7 +43,7 @@ PAIRS = {
 MISTAKEN = {"<tools>": "</tools>", "<tool>": "</tool>", "<|tool_call>": "<tool_call|>"}
 #: Every closer, the longer first.
 CLOSERS = sorted(
-    {closer for pair in PAIRS.values() for closer in pair.closers if closer[:2] != "<|" or "tool" in closer}
+    {closer for pair in PAIRS.values() for closer in pair.closers if closer[:2] != "<|" or "tool" in closer} - {"</s>"}
     | {"</tools>", "<tool_call|>", "</function>", "<|python_end|>", "<|END_ACTION|>"},
     key=len,
     reverse=True,
@@ -95,12 +96,21 @@ def _body(scan: Scan, start: int, body: int, opener: str, pair: Pair) -> Step:
                 scan.call(name, arguments, (start, written.end), "pythonic" if pair.form != "lfm2" else "lfm2",
                           defects=defects)  # fmt: skip
             at = written.end
-        elif character in ("{", "["):
+        elif character in ("{", "[", '"'):
             parsed = scan.parse(at, closer)
             if parsed is None:
                 break
             at, defects = after(scan.text, parsed)
-            found = shapes(parsed.value, scan.tools, native=True)
+            value = parsed.value
+            if isinstance(value, str):
+                value = double_encoded(value)
+                if not isinstance(value, dict | list):
+                    at = body
+                    break
+                defects.append(
+                    Defect("double_encoded", body, "the call is a string that holds JSON, not the JSON itself")
+                )
+            found = shapes(value, scan.tools, native=True)
             if not found:
                 defects.insert(0, Defect("wrapper_mismatch", body, f"what stands after {opener.strip()} is no call"))
                 scan.call(_meant(scan, body, at), None, (start, at), pair.form, defects=defects)
@@ -139,23 +149,28 @@ def _close(scan: Scan, at: int, opener: str, pair: Pair, closer: re.Pattern[str]
         return other.end()
     late = _late(scan, space, closer)
     if late is not None:
-        _blame(scan, space, f"text stands between the call and its {wanted}")
-        return late
+        between = scan.text[space : late.start()].strip()
+        if AT_END.fullmatch(between):
+            shown = f"the special token {between[:40]} stands between the call and its {wanted}"
+            _blame(scan, space, shown, "leaked_token")
+        else:
+            _blame(scan, space, f"text stands between the call and its {wanted}")
+        return late.end()
     _blame(scan, space, f"{opener} is never closed by {wanted}")
     return at
 
 
-def _late(scan: Scan, at: int, closer: re.Pattern[str]) -> int | None:
-    """End of a closer that comes before anything else opens, and soon."""
+def _late(scan: Scan, at: int, closer: re.Pattern[str]) -> re.Match[str] | None:
+    """A closer that comes before anything else opens, and soon."""
     ended = closer.search(scan.text, at, at + 2000)
     if ended is None or any(scan.text.find(opener, at, ended.start()) >= 0 for opener in PAIRS):
         return None
-    return ended.end()
+    return ended
 
 
-def _blame(scan: Scan, at: int, detail: str) -> None:
-    """Add a wrong wrapper to the call that was read last."""
-    defect = Defect("wrapper_mismatch", at, detail)
+def _blame(scan: Scan, at: int, detail: str, kind: str = "wrapper_mismatch") -> None:
+    """Add what is wrong with its wrapper to the call that was read last."""
+    defect = Defect(kind, at, detail)
     if scan.calls:
         scan.calls[-1] = scan.calls[-1]._replace(defects=(*scan.calls[-1].defects, defect))
     else:
