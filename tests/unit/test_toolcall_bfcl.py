@@ -89,7 +89,7 @@ def test_names_and_types_are_converted(tmp_path: Path) -> None:
             },
             [],
         ),
-        ({"mount": ["/", 3]}, {"mount": ["/"]}, []),
+        ({"mount": ["/", 3, "/"]}, {"mount": ["/"]}, []),
     ],
 )
 def test_answers_are_converted(

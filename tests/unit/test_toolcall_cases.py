@@ -18,7 +18,7 @@ from pytest_vram.toolcalls.cases import stratified
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMAS = ROOT / "fixtures" / "toolcalls" / "schema"
-LOOK_UP = {
+LOOK_UP: dict[str, Any] = {
     "description": "Read when a job last ran.",
     "parameters": {"type": "object", "properties": {"job": {"type": "string"}}, "required": ["job"]},
 }
@@ -306,7 +306,7 @@ def test_digest_is_of_the_content(tmp_path: Path) -> None:
     assert len(digest) == 16
     assert load(str(written(tmp_path, "", two, one))).digest == digest
     assert load(str(written(tmp_path, one, dict(reversed(two.items()))))).digest == digest
-    turned = {"tools": {name: dict(reversed(tool.items())) for name, tool in TOOLS["tools"].items()}}
+    turned = {"tools": {"job_last_run": {**LOOK_UP, "parameters": dict(reversed(LOOK_UP["parameters"].items()))}}}
     assert load(str(written(tmp_path, one, two, tools=turned))).digest == digest
     assert load(str(written(tmp_path, one, line(**{**two, "language": "de"})))).digest != digest
 

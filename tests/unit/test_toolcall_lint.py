@@ -180,8 +180,8 @@ WRONG: dict[str, tuple[str, str, list[Case], str]] = {
         "error",
         "duplicate",
         [
-            case(category="parallel", expect=[call(), call("job_list", arguments={})]),
-            case(2, category="parallel", tools=[LIST, RUNS], expect=[call("job_list", arguments={}), call()]),
+            case(category="parallel", expect=[call("job_list", arguments={}), call()]),
+            case(2, category="parallel", tools=[LIST, RUNS], expect=[call(), call("job_list", arguments={})]),
         ],
         "it would count twice",
     ),
