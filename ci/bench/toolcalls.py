@@ -1,7 +1,7 @@
 """What asking cases of tool calls costs beside the model, and what a real engine makes of them.
 
     python ci/bench/toolcalls.py [--cases 300] [--markdown]
-    python ci/bench/toolcalls.py --engine [--limit N] [--markdown]
+    python ci/bench/toolcalls.py --engine [--limit N] [--threads N] [--markdown]
 
 Without ``--engine`` a scripted backend in a process of its own answers at once, over HTTP on loopback: every protocol,
 streamed and not. ``own_ms`` is what the results count as ours (requests, diagnosis, scoring), ``beside_ms`` all of the
@@ -61,9 +61,10 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=300, help="how many are asked of the scripted backend")
     parser.add_argument("--engine", action="store_true", help="ask a real llama-server")
     parser.add_argument("--limit", type=int, help="with --engine: ask so many cases")
+    parser.add_argument("--threads", type=int, help="with --engine: threads of the server; 1 on a machine that is busy")
     parser.add_argument("--markdown", action="store_true", help="print a table")
     asked = parser.parse_args()
-    rows = engine(asked.limit) if asked.engine else ours(asked.cases)
+    rows = engine(asked.limit, asked.threads) if asked.engine else ours(asked.cases)
     if asked.markdown:
         print(table(rows))
     else:
@@ -164,14 +165,14 @@ def _read(client: httpx.Client, url: str, body: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- a real engine
 
 
-def engine(limit: int | None) -> list[dict[str, Any]]:
+def engine(limit: int | None, threads: int | None) -> list[dict[str, Any]]:
     """One row for each protocol, whole and streamed, and one for each KV cache."""
     if store.find_model() is None:
         sys.exit("the model SmolLM2-135M is not here: run `vram demo` once, which fetches engine and model")
     rows = []
     with tempfile.TemporaryDirectory(prefix="vram-bench-") as name:
         folder = Path(name)
-        (folder / "vram.toml").write_text("\n".join(_backend(kind) for kind in ("f16", "q4_0")))
+        (folder / "vram.toml").write_text("\n".join(_backend(kind, threads) for kind in ("f16", "q4_0")))
         for protocol, stream in itertools.product(PROTOCOLS, (False, True)):
             words = ["--backend", "f16", "--protocol", protocol, "--stream" if stream else "--no-stream"]
             rows.append(_asked(folder, limit, words))
@@ -180,7 +181,7 @@ def engine(limit: int | None) -> list[dict[str, Any]]:
     return rows
 
 
-def _backend(kind: str) -> str:
+def _backend(kind: str, threads: int | None) -> str:
     return f"""
 [backend.{kind}]
 engine = "llama-server"
@@ -191,6 +192,7 @@ parallel = 1
 cache-type-k = "{kind}"
 cache-type-v = "{kind}"
 flash-attn = "on"
+{"" if threads is None else f"threads = {threads}"}
 [backend.{kind}.sampling]
 max_tokens = 128
 """

@@ -25,6 +25,7 @@ from pytest_vram.testing.scripted import (
 )
 from pytest_vram.testing.scripted.script import encoded, read_script
 from pytest_vram.testing.scripted.shapes import ScriptedReply, chunks, pieces
+from pytest_vram.toolcalls import CaseSet
 from pytest_vram.toolcalls.scoring import match
 from tests.unit import scripted_kit as kit
 
@@ -153,6 +154,26 @@ def test_a_retry_is_recognised_by_its_history() -> None:
     assert {reply.turn for reply in replies} == {1}
     assert 0.6 < sum(bool(reply.right) for reply in replies) / 400 < 0.8
     assert answerer.answer(kit.retried(kit.retried(kit.bodies(cases)[0]))).turn == 2
+
+
+@pytest.mark.parametrize("protocol", kit.PROTOCOLS)
+def test_a_case_that_goes_on_where_another_ends_is_its_own(protocol: str) -> None:
+    """A case whose conversation begins with the whole of another case is not taken for a retry of that."""
+    short = kit.cases(1).cases[0]
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "restart_job", "arguments": '{"job": "a", "now": true}'},
+    }
+    more = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "restarted"},
+    ]
+    longer = msgspec.structs.replace(short, id="longer", messages=[*short.messages, *more])
+    cases = CaseSet(name="two", cases=[short, longer], digest="0" * 16)
+    answerer = Answerer(Script(), cases)
+    replies = [answerer.answer(body) for body in kit.bodies(cases, protocol)]
+    assert [(reply.case, reply.turn) for reply in replies] == [(short.id, 0), ("longer", 0)]
 
 
 def test_streaming_alone_may_break_answers() -> None:
