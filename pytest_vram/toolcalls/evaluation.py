@@ -66,7 +66,7 @@ def evaluate(
     name = backend or (spec.name if spec is not None else None) or getattr(target, "name", None) or "backend"
     bias = biases.of_tools(client, calling.logit_bias, chosen, where=f"[backend.{name}.toolcalls]")
     run = _Run(client, sampling, calling, protocol, bias, retries, sleep)
-    started, clock = datetime.now(UTC), time.perf_counter()
+    started, began = datetime.now(UTC), time.perf_counter()
     results: list[CaseResult] = []
     stopped: str | None = None
     notes: list[str] = []
@@ -105,7 +105,7 @@ def evaluate(
         retries=retries,
         stopped=stopped,
         started=started.isoformat(timespec="seconds"),
-        seconds=time.perf_counter() - clock,
+        seconds=time.perf_counter() - began,
         notes=notes,
     )
 
@@ -151,21 +151,21 @@ class _Run:
 
     def case(self, case: Case) -> tuple[CaseResult, BackendDied | None]:
         """Ask one case, with its retries; the error where the server is gone."""
-        clock = time.perf_counter()
+        clock = time.thread_time()
         messages, body = request_of(case, sampling=self._sampling, calling=self._calling)
         if self._bias:
             body["logit_bias"] = self._bias
-        first = self._turn(case, messages, body, time.perf_counter() - clock)
+        first = self._turn(case, messages, body, time.thread_time() - clock)
         retried: list[Answer] = []
         latest = first
         history = messages
         while latest.heard.lost is None and len(retried) < self._retries and latest.answer.outcome == "wrong":
-            clock = time.perf_counter()
+            clock = time.thread_time()
             wrong = _known_wrong(latest)
             if wrong is None:
                 break
             history = [*history, *retrying.answered_with(latest.heard.message, wrong, case.tools)]
-            latest = self._turn(case, history, body, time.perf_counter() - clock, retry=True)
+            latest = self._turn(case, history, body, time.thread_time() - clock, retry=True)
             retried.append(latest.answer)
         request = None
         if first.answer.outcome == "wrong" and self._requests < _REQUESTS:
@@ -187,7 +187,7 @@ class _Run:
         self, case: Case, messages: list[dict[str, Any]], body: Mapping[str, Any], own: float, *, retry: bool = False
     ) -> _Judged:
         heard = ask(self._client, messages, body, retry=retry, sleep=self._sleep)
-        clock = time.perf_counter()
+        clock = time.thread_time()
         self.model, self.build = self.model or heard.model, self.build or heard.build
         self.unsure = heard.unsure
         found = None
@@ -203,7 +203,7 @@ class _Run:
             detail = f"the answer did not end in the time of the request and only repeats itself ({heard.detail})"
             heard = heard._replace(kind="runaway", detail=detail)
         answer = answers.judged(heard, found, 0.0)
-        own += time.perf_counter() - clock
+        own += time.thread_time() - clock
         return _Judged(msgspec.structs.replace(answer, own_seconds=own), heard, found)
 
     def _ran_away(self, case: Case, heard: Heard) -> bool:

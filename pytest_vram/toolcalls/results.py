@@ -25,7 +25,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     :ivar kind: the kind that explains it, ``valid`` where there is none; "" for infrastructure trouble.
     :ivar raw: what was answered, as text, cut at 4,000 characters in the middle; ``raw_length`` is all of it.
-    :ivar own_seconds: time of ours: making the request, diagnosis, scoring.
+    :ivar own_seconds: processor time of ours: making the request, diagnosis, scoring.
     """
 
     outcome: Outcome
