@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from typing import Any
 
 import pytest
 
+from pytest_vram.testing.scripted.garbled import GARBLED
 from pytest_vram.toolcalls import Tool, diagnose
-from pytest_vram.toolcalls.tolerant import MISSING, double_encoded, parse
+from pytest_vram.toolcalls.tolerant import MISSING, double_encoded, parse, runaway
 from tests.properties.test_toolcall_tolerant import NASTY
 from tests.properties.toolcall_mutations import MUTATIONS, Call, Mutation, written
 
@@ -129,7 +131,7 @@ def test_arguments_that_were_encoded_twice_are_found() -> None:
         assert double_encoded(other) is MISSING or other == "{"
 
 
-def told(kind: str, call: Call, text: str) -> str:
+def told(kind: str, call: Call, answer: str | dict[str, Any], protocol: str = "few_shot") -> str:
     expected = [
         {
             "name": call["name"],
@@ -138,7 +140,7 @@ def told(kind: str, call: Call, text: str) -> str:
         }
     ]
     finish = "length" if kind in ("truncated", "runaway") else "stop"
-    return diagnose(text, TOOLS, expected=expected, finish_reason=finish, protocol="few_shot").kind
+    return diagnose(answer, TOOLS, expected=expected, finish_reason=finish, protocol=protocol).kind
 
 
 def test_the_kind_of_thousands_of_mutated_calls_is_told() -> None:
@@ -156,6 +158,24 @@ def test_the_kind_of_thousands_of_mutated_calls_is_told() -> None:
     # No one way of going wrong is mistaken as a rule, which a share of all could hide.
     assert max(wrong.values(), default=0) <= 0.1 * EACH, wrong.most_common(5)
     assert wrong.total() <= 0.03 * total, wrong.most_common(20)
+
+
+@pytest.mark.parametrize("kind", GARBLED)
+def test_the_kind_of_malformed_arguments_is_told(kind: str) -> None:
+    """Arguments of an OpenAI message that the scripted backend garbled have that kind."""
+    chance = random.Random(kind)
+    wrong: Counter[str] = Counter()
+    for _ in range(100):
+        call = some_call(chance)
+        text = GARBLED[kind](json.dumps(call["arguments"], ensure_ascii=False), chance) if call["arguments"] else None
+        if text is None:
+            continue
+        made = {"id": "call_1", "type": "function", "function": {"name": call["name"], "arguments": text}}
+        found = told(kind, call, {"role": "assistant", "content": None, "tool_calls": [made]}, "tools")
+        # Cut inside of a string that is such a repetition itself, it ends in one.
+        if found not in (kind, "runaway" if runaway(text) else kind):
+            wrong[found] += 1
+    assert wrong.total() <= 3, wrong
 
 
 def test_thousands_of_right_calls_are_valid() -> None:
