@@ -197,13 +197,15 @@ def _expected(expect: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _call(call: Mapping[str, Any]) -> str:
-    """``name(argument=value or value, …)``, values as JSON."""
+    """``name(argument=value or value, [argument=value])``, values as JSON, in brackets what may be left out."""
     arguments = call.get("arguments")
+    free = call.get("omittable") or ()
     parts = []
     for name, values in arguments.items() if isinstance(arguments, dict) else ():
         allowed = values if isinstance(values, list) else [values]
         shown = " or ".join(json.dumps(value, ensure_ascii=False) for value in allowed[:3])
-        parts.append(f"{name}={shown}{' or …' if len(allowed) > 3 else ''}")
+        part = f"{name}={shown}{' or …' if len(allowed) > 3 else ''}"
+        parts.append(f"[{part}]" if name in free else part)
     return f"{call.get('name')}({', '.join(parts)})"
 
 
