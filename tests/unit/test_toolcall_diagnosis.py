@@ -8,6 +8,8 @@ import pytest
 
 from pytest_vram.toolcalls import KINDS, ExpectedCall, diagnose
 from pytest_vram.toolcalls.diagnosis import feedback
+from pytest_vram.toolcalls.telling import sentences
+from pytest_vram.toolcalls.tolerant import Defect
 from tests.unit import toolcall_formats_kit as kit
 
 ADD = kit.tool("add", ["first", "second"], first="integer", second="integer")
@@ -279,6 +281,16 @@ def test_positions_and_control_characters() -> None:
     assert "Call 2 (read_log)" in diagnose(kit.hermes([("list_jobs", {}), ("read_log", {})]), TOOLS).detail.replace(
         "call", "Call"
     )
+
+
+def test_sentences_are_bounded_and_printable() -> None:
+    """However many and however long the defects are, what is told of them is a few lines that a terminal can show."""
+    told = sentences([Defect("wrong_value", -1, f"value {number} is \x1b[2J" + "x" * 900) for number in range(500)], "")
+    assert told.isprintable()
+    assert len(told) < 2500
+    assert told.endswith("more.")
+    assert sentences([Defect("wrong_type", -1, "a is '3', a string")], "") == "a is '3', a string."
+    assert sentences([Defect("empty", -1, "a call is missing")] * 3, "") == "A call is missing."
 
 
 @pytest.mark.parametrize("bad", [None, 5, b"x", ["x"]])

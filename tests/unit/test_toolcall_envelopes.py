@@ -132,6 +132,9 @@ def test_arguments_named_like_a_call() -> None:
     diagnosis = diagnose('{"name": "backup", "input": "/srv"}', [job])
     assert (diagnosis.kind, diagnosis.calls[0].name) == ("valid", "run_job")
     assert diagnosis.calls[0].arguments == {"name": "backup", "input": "/srv"}
+    both = kit.tool("run_job", ["name"], name="string", params="object")
+    call = diagnose('{"name": "backup", "params": {"full": true}}', [both]).calls[0]
+    assert (call.name, call.arguments) == ("run_job", {"name": "backup", "params": {"full": True}})
 
 
 def test_arguments_alone_are_in_the_text_of_a_message() -> None:

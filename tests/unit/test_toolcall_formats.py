@@ -101,6 +101,7 @@ WRAPPERS = {
     "text before the closer": '<tool_call>{"name": "read_log", "arguments": {"path": "x"}} is called</tool_call>',
     "parameters without their function's end": "<tool_call><function=read_log><parameter=path>\nx\n</parameter></tool_call>",
     "DeepSeek's section without an end": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>read_log<｜tool▁sep｜>{"path": "x"}',
+    "Kimi's call without an end": '<|tool_calls_section_begin|><|tool_call_begin|>functions.read_log:0<|tool_call_argument_begin|>{"path": "x"}<|tool_calls_section_end|>',
     "Mistral's name without [ARGS]": '[TOOL_CALLS]read_log{"path": "x"}',
     "argument without a name": '<|python_start|>[read_log("x")]<|python_end|>',
     "something to be computed": "<|python_start|>[read_log(path=base + '/x')]<|python_end|>",
