@@ -259,7 +259,7 @@ def sequential(bench: Bench) -> Iterator[Row]:
                     bad += verdict.outcome == wrong
                     open_ += verdict.outcome == "inconclusive"
                 name = f"wrongly {wrong}, true rate {100 * rate:.0f} %"
-                promise = not correlation or correlation <= 0.1
+                promise = not correlation or correlation <= 0.05
                 yield Row(
                     "sprt",
                     name,
