@@ -18,7 +18,7 @@ from pytest_vram.backends.client import Target, VramClient
 from pytest_vram.errors import BackendError
 from pytest_vram.specfile import read
 from pytest_vram.testing import backend_table, scripted_backend
-from pytest_vram.testing.scripted import Script
+from pytest_vram.testing.scripted import Answerer, Script, serving
 from pytest_vram.toolcalls import load
 from tests.unit import scripted_kit as kit
 
@@ -55,6 +55,21 @@ def test_it_ends_where_its_block_raises() -> None:
     with pytest.raises(ZeroDivisionError):
         fails()
     assert started[0].process.returncode == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_it_takes_the_time_that_its_script_says(stream: bool) -> None:
+    """No answer is sooner than latency and rate allow, and a streamed one comes in pieces."""
+    script = Script(latency=0.1, tokens_per_second=100.0)
+    with serving(Answerer(script, kit.cases(1))) as server:
+        client = client_of(server.url)
+        reply = client.chat("hello", stream=stream)
+    assert reply.tokens_out is not None
+    assert reply.record.latency >= 0.1 + 0.9 * reply.tokens_out / 100.0
+    if stream:
+        first = reply.record.time_to_first_token
+        assert first is not None
+        assert 0.1 <= first < reply.record.latency
 
 
 def test_the_same_answers_in_another_process() -> None:
