@@ -7,7 +7,7 @@ Run from a checkout; prints JSON, with ``--markdown`` the tables of ``docs/toolc
 The first five parts: answers are drawn, independent or correlated within the real families of the shipped cases
 (beta-binomial with an intraclass correlation), asked one case of each family first, and judged. ``pipeline``: the cases
 are asked of a scripted backend with a set true accuracy and a mix of defects, diagnosed and scored; each distinct
-answer once, and runs are drawn from them. Ends with 1 where a promise is not kept. Some minutes of one core.
+answer once, and runs are drawn from them. Ends with 1 where a promise is not kept. Three minutes of one core.
 """
 
 from __future__ import annotations
