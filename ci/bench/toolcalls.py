@@ -256,8 +256,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def _cell(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {one}" for key, one in value.items())
-    return str(value)
+        return ", ".join(f"{key} {_cell(one)}" for key, one in value.items())
+    return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":
