@@ -281,7 +281,9 @@ def test_few_answers_are_no_verdict_and_every_case_is_logged(pytester: pytest.Py
     """Below 95 % completion the test is an error, whatever the rate of the others; in files beside the tests as well,
     and where estimates stand in for figures."""
     folder = pytester.mkpydir("below")
-    project(pytester.path, {"busy": Script(faults=[Fault(kind="disconnect", share=0.3)])}, count=20)
+    project(
+        pytester.path, {"busy": Script(faults=[Fault(kind="disconnect", cases=["case-003", "case-009"])])}, count=20
+    )
     write_cases(folder, 20)
     (folder / "test_it.py").write_text(
         "from pytest_vram import toolcall_accuracy\n\n"
@@ -289,7 +291,7 @@ def test_few_answers_are_no_verdict_and_every_case_is_logged(pytester: pytest.Py
     )
     result = inner("--vram-device=predicted", "-o", "log_file=log.txt", "-o", "log_file_level=INFO", "-rE")
     assert "1 error" in result.stdout.str()
-    result.stdout.fnmatch_lines(["*of 20 cases have no answer that can be judged*see to the server*"])
+    result.stdout.fnmatch_lines(["2 of 20 cases have no answer that can be judged*see to the server*"])
     lines = [line for line in (pytester.path / "log.txt").read_text().splitlines() if "case=case-" in line]
-    assert len(lines) >= 5
+    assert len(lines) == 20
     assert any("outcome=infrastructure kind=- latency=" in line for line in lines)

@@ -23,7 +23,7 @@ TABLE = """
 engine = "llama-server"
 model = "{model}"
 options = {{ ctx-size = 4096, parallel = 1, device = "none", threads = 1{more} }}
-sampling = {{ max_tokens = 40 }}
+sampling = {{ max_tokens = 32 }}
 """
 
 
@@ -48,7 +48,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 @pytest.mark.parametrize("protocol", ["tools", "json_schema", "few_shot"])
 def test_a_small_model_is_asked_in_each_protocol_streamed_and_not(ask: Ask, tmp_path: Path, protocol: str) -> None:
     """Every case has an answer, the rate is low and no answer that is wrong is without a kind."""
-    for stream, count in (("--no-stream", 12), ("--stream", 4)):
+    for stream, count in (("--no-stream", 12), ("--stream", 3)):
         place = tmp_path / f"{protocol}{stream}.json"
         how = ("--protocol", protocol, stream, "--limit", str(count), "--output", str(place))
         code, document = ask(*how, *(("--target", "0.94") if count == 12 else ()))
@@ -67,9 +67,9 @@ def test_a_small_model_is_asked_in_each_protocol_streamed_and_not(ask: Ask, tmp_
 
 def test_two_types_of_kv_cache_are_compared_case_by_case(ask: Ask) -> None:
     """f16 first, then q4_0, on the same cases: pairs, changes and the settings that differ."""
-    code, document = ask("--backend", "q4", "--baseline", "f16", "--limit", "5", "--protocol", "json_schema", "--aa")
+    code, document = ask("--backend", "q4", "--baseline", "f16", "--limit", "4", "--protocol", "json_schema", "--aa")
     paired = document["paired"]
-    assert paired["pairs"] == 5
+    assert paired["pairs"] == 4
     assert paired["baseline"] == "f16"
     assert code == {"passed": 0, "failed": 1, "inconclusive": 3}[paired["outcome"]]
     assert any("asked twice" in note for note in paired["notes"])
