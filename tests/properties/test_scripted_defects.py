@@ -21,10 +21,9 @@ WITHOUT = {
 
 @pytest.fixture(scope="module")
 def shipped() -> CaseSet:
-    """One case of each family."""
+    """Some cases of each category."""
     cases = load("shipped")
-    families = {case.family for case in cases.cases}
-    return CaseSet(name="some", cases=stratified(cases.cases, len(families), seed=0), digest="0" * 16)
+    return CaseSet(name="some", cases=stratified(cases.cases, 66, seed=0), digest="0" * 16)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
