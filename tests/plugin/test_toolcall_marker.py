@@ -54,6 +54,9 @@ def test_rates_decide_over_tests(pytester: pytest.Pytester, inner: Inner) -> Non
         def test_without_the_fixture():
             pass
 
+        def test_restarts(vram_backend):
+            vram_backend.restart()
+
         @toolcall_accuracy(0.999, cases="cases.jsonl", mode="proven")
         def test_undecided():
             pass
@@ -100,7 +103,7 @@ def test_rates_decide_over_tests(pytester: pytest.Pytester, inner: Inner) -> Non
         """
     )
     result = inner(NOTHING, "-rA", "--vram-report=report.json", "--junitxml=junit.xml", "-vv")
-    result.assert_outcomes(passed=7, failed=2, errors=1, skipped=1)
+    result.assert_outcomes(passed=8, failed=2, errors=1, skipped=1)
     result.stdout.fnmatch_lines(
         [
             "* of 60 right (*target 94 %: below it:*",
@@ -122,6 +125,7 @@ def test_rates_decide_over_tests(pytester: pytest.Pytester, inner: Inner) -> Non
     assert found["test_right"]["toolcalls"]["verdict"]["outcome"] == "passed"
     assert found["test_without_the_fixture"]["toolcalls"]["asked"]["reused"]
     assert found["test_undecided"]["outcome"] == "inconclusive"
+    assert not found["test_undecided"]["toolcalls"]["asked"]["reused"]  # another server was started in between
     assert "test_of_parameters[2]" not in found  # which is not marked
     assert found["TestOfUnittest::test_it"]["toolcalls"]["asked"]["right"] == 60
     half = found["TestOfClass::test_the_closest_wins"]

@@ -7,16 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pytest_vram.backends import store
 from pytest_vram.cli import main
-from pytest_vram.toolcalls import KINDS
+from pytest_vram.toolcalls import KINDS, load
 from pytest_vram.toolcalls.results import read
 
 pytestmark = pytest.mark.engine
-#: Short prompts, and no more tokens than a call takes.
-CASES = ("--cases", "shipped:cron", "--retries", "0")
+#: Of the shipped cases those whose tools and messages are short: a prompt costs a core seconds.
+SHORT = 1200
+CASES = ("--cases", "short.jsonl", "--retries", "0")
 Ask = Callable[..., tuple[int, dict[str, Any]]]
 TABLE = """
 [backend.{name}]
@@ -35,6 +37,10 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     quantised = ', cache-type-k = "q4_0", cache-type-v = "q4_0", flash-attn = "on"'
     tables = TABLE.format(name="f16", model=model, more="") + TABLE.format(name="q4", model=model, more=quantised)
     (tmp_path / "vram.toml").write_text(f'default = "f16"\n{tables}', encoding="utf-8")
+    short = [case for case in load().cases if len(msgspec.json.encode([case.tools, case.messages])) < SHORT]
+    tables = [msgspec.to_builtins(case) for case in short]
+    lines = [msgspec.json.encode({key: table[key] for key in table if key != "origin"}) for table in tables]
+    (tmp_path / "short.jsonl").write_bytes(b"\n".join(lines))
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> tuple[int, dict[str, Any]]:
