@@ -78,7 +78,13 @@ CASE = {
 def twins(rehearse: Callable[..., Any], spec: Callable[..., Any], tmp_path: Path) -> Iterator[Twins]:
     """Clients of a real and of a scripted server."""
     (tmp_path / "hermes.jinja").write_text(TEMPLATE)
-    options = {"ctx-size": 1024, "threads": 1, "parallel": 1, "cache-ram": 0, "chat-template-file": str(tmp_path / "hermes.jinja")}
+    options = {
+        "ctx-size": 1024,
+        "threads": 1,
+        "parallel": 1,
+        "cache-ram": 0,
+        "chat-template-file": str(tmp_path / "hermes.jinja"),
+    }
     run = rehearse(spec(store.DEMO_MODEL, options=options))
     backend = run.pool.acquire(run.pool.spec())
     # A kept connection that the server has just closed would look like a dead one.

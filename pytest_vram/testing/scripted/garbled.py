@@ -12,7 +12,7 @@ from typing import Any
 _PART = re.compile(r'"(?:[^"\\]|\\.)*"|\S', re.DOTALL)
 _KEY = re.compile(r'"([A-Za-z_]\w*)"(?=\s*:)', re.ASCII)
 _COLON = re.compile(r"\s*:")
-LEAKED = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>")
+LEAKED = ("<|im_end|>", "<|eot_id|>", "</s>", "<|endoftext|>")
 
 
 def _signs(text: str, wanted: str) -> list[int]:
