@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final, Literal, NamedTuple
 
+from pytest_vram.text import printable
 from pytest_vram.toolcalls.scalars import (
     FOREIGN_END,
     LEAKED,
@@ -54,7 +55,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 _ODD_SPACE = re.compile(r"[\s\ufeff\u200b\u2060]+")
 _LINE_COMMENT = re.compile(r"(?://|#)[^\n]*")
 _ESCAPED_SPACE = re.compile(r"""\\+[nrt](?=[\s\\"'{}\[\],:]|$)""")
-_QUOTED_JSON = re.compile(r""""[ \t\n\r]*(?=[{\[][ \t\n\r]*(?:\{[ \t\n\r]*)?"[^"\\]{0,200}"[ \t\n\r]*:)""")
+_QUOTED_JSON = re.compile(r""""[ \t\n\r]*(?=[{\[][ \t\n\r]*(?:\{[ \t\n\r]*)?"\w[^"\\]{0,200}"[ \t\n\r]*:)""")
 _PLACEHOLDER = re.compile(r"<(?!\w*(?:tool|call|func|think|param|arg))[A-Za-z_][\w .-]{0,60}>")
 _ARROW = re.compile(r"=>?|->")
 _CLOSERS = re.compile(r"[ \t\n\r}\]]*")
@@ -247,7 +248,7 @@ class _Reader:
         if text.startswith('<|"|>', at):
             return False
         if mark in "<[" and (token := LEAKED.match(text, at)):
-            self.notes.add("leaked_token", at, f"the token {token[0]} stands outside of a string")
+            self.notes.add("leaked_token", at, f"the token {printable(token[0])} stands outside of a string")
             self.position = token.end()
             return True
         if self.stack[-1].expects == "value" and _PLACEHOLDER.match(text, at):

@@ -164,6 +164,9 @@ def test_what_is_in_a_string_is_no_defect(nasty: str) -> None:
 @given(st.lists(pieces, max_size=25).map("".join))
 @example('{"a": "b" "c": 1}')
 @example("{{")
+@example('{"a": "{", ":": 1}')
+@example('{"a": "{"}b":1}')
+@example('{<|im_end\\x00|>"n": 1}')
 @example('{"":"""":0}')
 def test_any_text_is_read_and_has_a_defect_exactly_where_it_is_no_json(text: str) -> None:
     """Pieces of JSON in any order are read without an error, by both readers alike."""
