@@ -19,6 +19,7 @@ from pytest_vram.checks.fresh import judge_fresh
 from pytest_vram.checks.growth import judge_growth, judge_served
 from pytest_vram.checks.host import judge_host
 from pytest_vram.checks.idle import judge_idle_rollback
+from pytest_vram.checks.idle_series import IdleVerdict, judge_idle
 from pytest_vram.checks.moved import judge_answered, judge_loaded, judge_moved
 from pytest_vram.checks.reserve import judge_reserve
 from pytest_vram.checks.throughput import judge_rate
@@ -26,6 +27,7 @@ from pytest_vram.checks.throughput import judge_rate
 __all__ = [
     "OWN",
     "Finding",
+    "IdleVerdict",
     "Verdict",
     "is_apart",
     "judge_answered",
@@ -36,6 +38,7 @@ __all__ = [
     "judge_fresh",
     "judge_growth",
     "judge_host",
+    "judge_idle",
     "judge_idle_rollback",
     "judge_layers",
     "judge_loaded",

@@ -32,10 +32,13 @@ from pytest_vram.stats.planning import (
     required_n_proven,
 )
 from pytest_vram.stats.sequential import OperatingCharacteristic, TruncatedSprt, average_sample_number, sprt
+from pytest_vram.stats.trend import MannKendall, TheilSen, mann_kendall, theil_sen
 
 __all__ = [
     "ClusterTally",
+    "MannKendall",
     "OperatingCharacteristic",
+    "TheilSen",
     "TruncatedSprt",
     "anova_icc",
     "average_sample_number",
@@ -50,6 +53,7 @@ __all__ = [
     "inverse_regularised_incomplete_beta",
     "korn_graubard_factor",
     "least_count_of_point_rule",
+    "mann_kendall",
     "mcnemar_exact",
     "more_without_failure",
     "normal_quantile",
@@ -62,5 +66,6 @@ __all__ = [
     "tango_bound",
     "tango_interval",
     "tango_score_test",
+    "theil_sen",
     "wilson",
 ]

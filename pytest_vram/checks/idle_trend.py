@@ -1,0 +1,440 @@
+"""What one series of idle memory does: it rises, eases, jumps, or does nothing that can be told from noise."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from statistics import fmean, median
+from typing import Literal
+
+import msgspec
+
+from pytest_vram.stats import TheilSen, mann_kendall, theil_sen
+from pytest_vram.units import MIB
+
+#: Points on either side of a jump from which its height is read.
+BESIDE = 8
+#: Jumps that are taken out of one series at most; each costs a pass over it.
+MOST_STEPS = 10
+#: Jumps without an explanation, after which a series grows in jumps.
+FEW_STEPS = 3
+#: Points of a segment below which it says nothing.
+SHORTEST = 8
+#: Lags, and points, that are looked at for a cycle that was not given.
+LONGEST_CYCLE = 60
+LOOKED_AT = 600
+
+Reason = Literal["", "short", "cycle", "steps", "events", "eases", "wanders", "weak", "noisy"]
+Point = tuple[int, float]
+
+
+class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the lines are drawn. Sizes in bytes, lengths in turns.
+
+    :ivar minimum: turns that were read, below which there is no verdict.
+    :ivar warm_up: turns that are left out at the start of each segment, at least; ``warm_up_share`` of it, if more.
+    :ivar blocks: medians that a segment is reduced to. :ivar p_value: of Mann–Kendall's test, one-sided.
+    :ivar floor: a growth over the judged turns, or a jump, that is not worth a verdict.
+    :ivar sharp: share of a jump's height that its next neighbours show; a slope shows less.
+    :ivar easing: second half's slope over the first's, below which growth eases.
+    :ivar wander: bytes a turn, as a standard deviation, by which memory may stray at random without being a leak.
+    :ivar noisy: growth, in floors, that must be excluded before a series is called flat.
+    :ivar missing: share of turns without a reading, above which there is no verdict.
+    """
+
+    minimum: int = 60
+    warm_up: int = 10
+    warm_up_share: float = 0.2
+    blocks: int = 12
+    p_value: float = 0.01
+    floor: float = 32 * MIB
+    sharp: float = 0.6
+    easing: float = 0.5
+    wander: float = 1.0 * MIB
+    noisy: float = 8.0
+    missing: float = 0.1
+
+
+class Trend(msgspec.Struct, frozen=True, kw_only=True):
+    """What the judged turns of one series do.
+
+    :ivar reason: why ``kind`` is inconclusive. :ivar turns: judged; ``warm_up`` were left out; ``span`` is the number
+        of turns over which the growth is projected. :ivar rise: from the first turns of all, warm-up included, to the
+        last. :ivar tail: slope of the last third. :ivar steps: (turn, bytes) of jumps that nothing explains;
+        ``explained``, those at an event. :ivar cycle: by which the phases were taken out; 0: none.
+    """
+
+    kind: Literal["flat", "warming", "step", "leak", "inconclusive"]
+    reason: Reason = ""
+    turns: int = 0
+    warm_up: int = 0
+    span: int = 0
+    slope: float | None = None
+    low: float | None = None
+    high: float | None = None
+    growth: float | None = None
+    p_value: float | None = None
+    rise: float = 0.0
+    tail: float | None = None
+    steps: tuple[tuple[int, int], ...] = ()
+    explained: tuple[tuple[int, int], ...] = ()
+    cycle: int = 0
+    segments: int = 1
+    left_out: int = 0
+
+    def slope_words(self) -> str:
+        """The slope with its interval, in MiB, without "a turn"."""
+        if self.slope is None or self.low is None or self.high is None:
+            return "an unknown amount"
+        return f"{self.slope / MIB:,.2f} MiB ({self.low / MIB:,.2f} to {self.high / MIB:,.2f})"
+
+
+def trend_of(
+    values: Sequence[float | None],
+    *,
+    thresholds: Thresholds,
+    cycle: int | None = None,
+    events: Sequence[int] = (),
+    segments: Sequence[int] = (),
+) -> Trend:
+    """Judge one series; ``None`` is a turn that could not be read. Time grows with n log n."""
+    count = len(values)
+    known = [value for value in values if value is not None]
+    begins = sorted({0, *(begin for begin in segments if 0 < begin < count)})
+    spans = list(zip(begins, [*begins[1:], count], strict=True))
+    whole: list[list[Point]] = []
+    judged_from: list[int] = []
+    left_out = 0
+    for begin, end in spans:
+        first = begin + max(thresholds.warm_up, math.ceil(thresholds.warm_up_share * (end - begin)))
+        points = [(turn, value) for turn in range(begin, end) if (value := values[turn]) is not None]
+        if sum(turn >= first for turn, _ in points) < SHORTEST:
+            left_out += 1
+            continue
+        whole.append(points)
+        judged_from.append(first)
+    turns = sum(turn >= first for points, first in zip(whole, judged_from, strict=True) for turn, _ in points)
+    about = {
+        "turns": turns,
+        "warm_up": len(known) - turns,
+        "segments": len(whole),
+        "left_out": left_out,
+        "rise": _rise(known),
+    }
+    if len(known) < thresholds.minimum or turns < thresholds.minimum // 2:
+        return Trend(kind="inconclusive", reason="short", **about)  # type: ignore[arg-type]
+    judged = [
+        [point for point in points if point[0] >= first] for points, first in zip(whole, judged_from, strict=True)
+    ]
+    period = cycle if cycle is not None else _find_cycle(max(judged, key=len))
+    if period > 1:
+        if cycle is not None and turns < 3 * period:
+            return Trend(kind="inconclusive", reason="cycle", cycle=period, **about)  # type: ignore[arg-type]
+        seasons = _seasons(judged, period)
+        whole = [[(turn, value - seasons[turn % period]) for turn, value in points] for points in whole]
+        about["cycle"] = period
+    steps: list[tuple[int, int]] = []
+    explained: list[tuple[int, int]] = []
+    settled: list[list[Point]] = []
+    begun = [[point for point in points if point[0] < first] for points, first in zip(whole, judged_from, strict=True)]
+    for points, first in zip(whole, judged_from, strict=True):
+        # A few turns of warm-up stay in sight, so that a jump in the first judged turns has a level before it.
+        start = max(0, next(place for place, point in enumerate(points) if point[0] >= first) - BESIDE)
+        rest = points[start:]
+        for _ in range(MOST_STEPS):
+            jump = _step(rest, thresholds)
+            if jump is None:
+                break
+            place, height = jump
+            turn = rest[place][0]
+            at_event = any(abs(turn - event) <= 2 for event in events)
+            if not at_event and sum(1 for step in steps if step[0] >= points[0][0]) >= FEW_STEPS:
+                break
+            rest = [*rest[:place], *((turn, value - height) for turn, value in rest[place:])]
+            if turn >= first:
+                (explained if at_event else steps).append((turn, round(height)))
+        settled.append([point for point in rest if point[0] >= first])
+    found = _judge(settled, begun, thresholds, steps, explained, about)
+    if found.kind == "leak" and events:
+        return _without_events(settled, begun, events, thresholds, found, steps, about)
+    return found
+
+
+def _judge(
+    judged: list[list[Point]],
+    begun: list[list[Point]],
+    thresholds: Thresholds,
+    steps: list[tuple[int, int]],
+    explained: list[tuple[int, int]],
+    about: dict[str, float],
+) -> Trend:
+    blocks = _blocks(judged, thresholds.blocks)
+    score = mann_kendall(*([value for _, value in group] for group in blocks))
+    sen = theil_sen(*blocks)
+    span = sum(points[-1][0] - points[0][0] + 1 for points in judged)
+    growth = None if sen.slope is None else sen.slope * span
+    trend = Trend(
+        kind="flat",
+        span=span,
+        slope=sen.slope,
+        low=sen.low,
+        high=sen.high,
+        growth=growth,
+        p_value=score.p_rise,
+        tail=_tail(blocks),
+        steps=tuple(steps),
+        explained=tuple(explained),
+        **about,  # type: ignore[arg-type]
+    )
+    if growth is None or sen.low is None or sen.high is None:
+        return _as(trend, "inconclusive", "short")
+    if score.p_rise < thresholds.p_value and sen.low > 0 and growth > thresholds.floor:
+        late = _halves(blocks)[1]
+        if _eases(blocks, judged, begun, thresholds):
+            # A curve that eases can hide a leak: what is left of its slope must go on easing or be too small to see.
+            left = late.slope if late.slope is not None and late.low is not None and late.low > 0 else 0.0
+            if left * span / 2 > thresholds.floor and not _eases_on(blocks):
+                return _as(trend, "inconclusive", "eases")
+            return _as(trend, "warming")
+        if growth < _strays(blocks, span, thresholds.wander):
+            return _as(trend, "inconclusive", "wanders")
+        return _as(trend, "leak")
+    if sen.high * span > thresholds.noisy * thresholds.floor:
+        return _as(trend, "inconclusive", "noisy")
+    if len(steps) > 1:
+        return _as(trend, "inconclusive", "steps")
+    if steps:
+        return _as(trend, "step")
+    if len(explained) > FEW_STEPS:
+        return _as(trend, "inconclusive", "events")
+    if score.p_rise < 5 * thresholds.p_value and growth > thresholds.floor:
+        return _as(trend, "inconclusive", "weak")
+    return trend
+
+
+def _as(trend: Trend, kind: Literal["warming", "step", "leak", "inconclusive"], reason: Reason = "") -> Trend:
+    return msgspec.structs.replace(trend, kind=kind, reason=reason)
+
+
+def _without_events(
+    judged: list[list[Point]],
+    begun: list[list[Point]],
+    events: Sequence[int],
+    thresholds: Thresholds,
+    found: Trend,
+    steps: list[tuple[int, int]],
+    about: dict[str, float],
+) -> Trend:
+    """The verdict where rises at events, each too small for a step, are taken out; the first one if it stays a leak."""
+    marked = frozenset(events)
+    explained = list(found.explained)
+    settled: list[list[Point]] = []
+    for points in judged:
+        height = 0.0
+        places = [0, *(place for place, point in enumerate(points) if point[0] in marked and place), len(points)]
+        rest: list[Point] = []
+        for before, begin, end in zip([0, *places], places, places[1:], strict=False):
+            here = [value for _, value in points[begin : min(end, begin + BESIDE)]]
+            past = [value for _, value in points[max(before, begin - BESIDE) : begin]]
+            if here and past:
+                rise = median(here) - median(past)
+                # What the slope itself adds between the two windows is no jump.
+                rise -= (found.slope or 0.0) * (len(here) + len(past)) / 2 if len(places) > FEW_STEPS + 3 else 0.0
+                if rise > thresholds.floor / 4:
+                    height += rise
+                    explained.append((points[begin][0], round(rise)))
+            rest += [(turn, value - height) for turn, value in points[begin:end]]
+        settled.append(rest)
+    again = _judge(settled, begun, thresholds, steps, explained, about)
+    return found if again.kind == "leak" else again
+
+
+def _rise(known: Sequence[float]) -> float:
+    """From the lowest of the first readings to the level of the last ones."""
+    if not known:
+        return 0.0
+    return median(known[-5:]) - min(known[:5])
+
+
+def _blocks(judged: Sequence[Sequence[Point]], wanted: int) -> list[list[tuple[float, float]]]:
+    """Each segment as medians of equally long blocks, at most ``2 × wanted`` of them.
+
+    One length for all, so that the medians are of like precision, but a long segment is not cut into thousands.
+    """
+    total = sum(map(len, judged))
+    typical = sorted(map(len, judged))[len(judged) // 2]
+    length = max(3, min(math.ceil(total / wanted), typical // 4)) if len(judged) > 1 else max(1, total // wanted)
+    groups = []
+    for points in judged:
+        size = max(length, math.ceil(len(points) / (2 * wanted)))
+        number = max(1, len(points) // size)
+        edges = [round(place * len(points) / number) for place in range(number + 1)]
+        parts = [points[begin:end] for begin, end in itertools.pairwise(edges)]
+        groups.append([(fmean(turn for turn, _ in part), median(value for _, value in part)) for part in parts])
+    return groups
+
+
+def _halves(blocks: Sequence[Sequence[tuple[float, float]]]) -> tuple[TheilSen, TheilSen]:
+    return (
+        theil_sen(*(group[: len(group) // 2] for group in blocks)),
+        theil_sen(*(group[len(group) // 2 :] for group in blocks)),
+    )
+
+
+def _tail(blocks: Sequence[Sequence[tuple[float, float]]]) -> float | None:
+    """The slope over the last third of the longest segment."""
+    longest = max(blocks, key=len)
+    return theil_sen(longest[-max(2, len(longest) // 3) :]).slope
+
+
+def _eases(
+    blocks: Sequence[Sequence[tuple[float, float]]],
+    judged: Sequence[Sequence[Point]],
+    begun: Sequence[Sequence[Point]],
+    thresholds: Thresholds,
+) -> bool:
+    """Whether the second half rises less than the first, with and without the warm-up before it.
+
+    Noise alone does this to one of twenty straight leaks if the first half stands alone; with the warm-up to nearly
+    none. The warm-up alone would make a curve of every leak that follows on one.
+    """
+    early, late = _halves(blocks)
+    with_warm_up = [[*before, *points[: len(points) // 2]] for before, points in zip(begun, judged, strict=True)]
+    longer = theil_sen(*_blocks(with_warm_up, thresholds.blocks))
+    if early.slope is None or late.slope is None or longer.slope is None:
+        return False
+    return late.slope < thresholds.easing * early.slope and late.slope < thresholds.easing * longer.slope
+
+
+def _eases_on(blocks: Sequence[Sequence[tuple[float, float]]]) -> bool:
+    """Whether the second half eases by itself, as a curve towards a level does."""
+    early, late = _halves([group[len(group) // 2 :] for group in blocks])
+    return early.slope is not None and late.slope is not None and late.slope < 0.5 * early.slope
+
+
+def _strays(blocks: Sequence[Sequence[tuple[float, float]]], span: int, allowed: float) -> float:
+    """The growth that a random walk of this roughness shows by chance in one of a hundred runs.
+
+    Its slope, fitted to ``span`` turns with steps of variance q, adds up to a growth of variance 6/5·q·span. Of q two
+    things are known: differences over two blocks of a random walk vary more than those over one (of noise about a
+    line, they do not), and it is no more than what one block adds, noise included. The second is believed only up
+    to ``allowed``, since noise looks the same.
+    """
+    near: list[float] = []
+    far: list[float] = []
+    number = 0
+    length = 1.0
+    for group in blocks:
+        values = [value for _, value in group]
+        number += len(values)
+        if len(group) > 1:
+            length = max(length, (group[-1][0] - group[0][0]) / (len(group) - 1))
+        near += _centred([later - earlier for earlier, later in itertools.pairwise(values)])
+        far += _centred([later - earlier for earlier, later in zip(values, values[2:], strict=False)])
+    if len(near) < 3 or len(far) < 3:
+        return 0.0
+    one = fmean(value * value for value in near)
+    excess = fmean(value * value for value in far) - one
+    at_most = min(allowed * allowed, 1.5 * one / length)
+    return max(2.6 * math.sqrt(max(0.0, excess) * number), 2.33 * math.sqrt(1.2 * at_most * span))
+
+
+def _centred(values: list[float]) -> list[float]:
+    middle = fmean(values) if values else 0.0
+    return [value - middle for value in values]
+
+
+# ---------------------------------------------------------------- jumps
+
+
+def _step(points: Sequence[Point], thresholds: Thresholds) -> tuple[int, float] | None:
+    """The place and height of the sharpest lasting rise; ``None`` where there is none.
+
+    The place is where two levels fit best (least squares over medians of five, which drop lone spikes). It is a jump,
+    not a slope, where the next few turns on either side already show most of the difference.
+    """
+    values = [value for _, value in points]
+    count = len(values)
+    if count < 2 * SHORTEST:
+        return None
+    smooth = [median(values[max(0, place - 2) : place + 3]) for place in range(count)]
+    base = smooth[0]
+    total = sum(value - base for value in smooth)
+    best, gain, left = 0, 0.0, 0.0
+    for place in range(1, count - 2):
+        left += smooth[place - 1] - base
+        apart = (total - left) / (count - place) - left / place
+        if place >= 3 and apart > 0 and apart * apart * place * (count - place) > gain:
+            best, gain = place, apart * apart * place * (count - place)
+    if not best:
+        return None
+    before, after = median(values[:best]), median(values[best:])
+    height = median(values[best : best + BESIDE]) - median(values[max(0, best - BESIDE) : best])
+    nearest = median(values[best : best + 3]) - median(values[max(0, best - 3) : best])
+    spread = 1.4826 * median([abs(value - (before if place < best else after)) for place, value in enumerate(values)])
+    if after - before <= max(thresholds.floor, 4 * spread):
+        return None
+    if min(height, nearest) < thresholds.sharp * (after - before):
+        return None
+    # Two spikes among the last three turns are no level.
+    if count - best < 5 and min(values[best:]) < (before + after) / 2:
+        return None
+    return best, height
+
+
+# ---------------------------------------------------------------- cycles
+
+
+def _seasons(judged: Sequence[Sequence[Point]], period: int) -> list[float]:
+    """What each phase adds: the median, over cycles, of values less the median of the cycle about them.
+
+    A median over one whole cycle does not move with the phase, but follows slopes and jumps.
+    """
+    beside: list[list[float]] = [[] for _ in range(period)]
+    for points in judged:
+        levels = list(_moving_median([value for _, value in points], period))
+        for place, (turn, value) in enumerate(points):
+            level = levels[min(max(0, place - period // 2), len(levels) - 1)]
+            beside[turn % period].append(value - level)
+    return [median(values) if values else 0.0 for values in beside]
+
+
+def _moving_median(values: Sequence[float], width: int) -> Iterator[float]:
+    """Medians of each run of ``width`` values; of all values where there are fewer."""
+    window = sorted(values[:width])
+    yield median(window)
+    for gone, come in zip(values, values[width:], strict=False):
+        del window[bisect_left(window, gone)]
+        insort(window, come)
+        half = len(window) // 2
+        yield window[half] if len(window) % 2 else (window[half - 1] + window[half]) / 2
+
+
+def _find_cycle(points: Sequence[Point]) -> int:
+    """The length of a plain cycle, 0 where none stands out.
+
+    A lag at which a series without its slope is like itself (correlation above one half), more than at the lags about
+    it and much more than at half of it. A series that only wanders, jumps or rises is most like itself at lag 1.
+    """
+    values = [value for _, value in points[:LOOKED_AT]]
+    count = len(values)
+    slope = (fmean(values[-(count // 3) :]) - fmean(values[: count // 3])) / max(1, count - count // 3)
+    flat = _centred([value - slope * place for place, value in enumerate(values)])
+    # Lone spikes would hide the cycle.
+    reach = 6 * median(abs(value) for value in flat)
+    flat = [max(-reach, min(reach, value)) for value in flat]
+    power = sum(value * value for value in flat)
+    if power == 0:
+        return 0
+    longest = min(LONGEST_CYCLE, count // 3)
+    like = [
+        sum(one * other for one, other in zip(flat, flat[lag:], strict=False)) / power * count / (count - lag)
+        for lag in range(longest + 2)
+    ]
+    for lag in range(3, longest + 1):
+        around = max(like[lag - 1], like[lag + 1])
+        if like[lag] > 0.5 and like[lag] > around and like[lag] - min(like[1:lag]) > 0.5:
+            return lag
+    return 0

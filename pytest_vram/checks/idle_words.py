@@ -1,0 +1,116 @@
+"""Sentences of verdicts on idle memory."""
+
+from __future__ import annotations
+
+from pytest_vram.checks.idle_layers import Found
+from pytest_vram.checks.idle_readings import USAGE, Cleaned
+from pytest_vram.checks.idle_trend import Thresholds, Trend
+from pytest_vram.units import MIB, mib
+
+READ_AGAIN = "another source of the same memory, such as the driver's figure of the process"
+
+
+def brief(layer: str, trend: Trend) -> str:
+    """What one layer does by itself, in a few words."""
+    if trend.kind == "inconclusive" and trend.reason in ("short", "cycle"):
+        return "too few turns"
+    words = {
+        "flat": "does not grow",
+        "warming": "grows ever more slowly",
+        "step": "one jump",
+        "leak": "grows",
+        "inconclusive": "open",
+    }[trend.kind]
+    if layer == USAGE or trend.slope is None:
+        return words
+    return f"{words} ({trend.slope_words()} a turn)"
+
+
+def sentence(
+    found: Found,
+    trend: Trend,
+    rule: Thresholds,
+    *,
+    hours: tuple[float, float | None] | None,
+    per_1000_tokens: float | None,
+    cleaned: Cleaned | None,
+) -> str:
+    """The verdict in a few sentences."""
+    parts = [_head(found, trend, rule)]
+    if found.said:
+        parts.append(found.said)
+    if trend.slope is not None and found.of != USAGE and found.kind in ("leak", "inconclusive", "warming"):
+        if per_1000_tokens is not None and found.kind == "leak":
+            parts.append(f"That is {per_1000_tokens / MIB:,.2f} MiB per 1000 tokens.")
+        if hours is not None and found.kind == "leak":
+            latest = "" if hours[1] is None else f" to {hours[1]:,.1f}"
+            parts.append(f"At this slope memory lasts for {hours[0]:,.1f}{latest} more hours.")
+    if trend.explained and not (found.kind == "inconclusive" and trend.reason == "events"):
+        rises = ", ".join(f"{mib(size)} at turn {turn + 1}" for turn, size in trend.explained[:3])
+        more = f" and {len(trend.explained) - 3} more" if len(trend.explained) > 3 else ""
+        parts.append(f"Explained by events: {rises}{more}.")
+    if cleaned is not None:
+        gone = len(cleaned.values) - cleaned.known
+        if gone and not found.said.startswith(f"{gone} of"):
+            parts.append(f"{gone} of {len(cleaned.values)} turns could not be read and are left out.")
+        if cleaned.lower_ends:
+            parts.append(f"{cleaned.lower_ends} readings are lower ends: more may have been held.")
+    if trend.left_out:
+        parts.append(f"{trend.left_out} segments were too short to judge.")
+    if trend.segments > 1 and trend.turns:
+        parts.append(f"{trend.segments} segments were pooled; no slope goes across a restart.")
+    if found.kind in ("leak", "inconclusive", "step") and found.alike:
+        parts.append(f"It looks like: {'; '.join(found.alike)}.")
+    if found.kind in ("leak", "inconclusive") and found.settles:
+        parts.append(f"What would settle it: {'; '.join(found.settles)}.")
+    return " ".join(parts)
+
+
+def _head(found: Found, trend: Trend, rule: Thresholds) -> str:
+    what = f"`{found.of}`" if found.of else "Idle memory"
+    over = f"over {trend.turns} judged turns ({trend.warm_up} of warm-up are left out)"
+    if found.of == USAGE:
+        return f"{what} was judged {over}."
+    if found.kind == "leak":
+        return f"{what} leaks {trend.slope_words()} a turn, {_growth(trend)} {over}."
+    if found.kind == "step":
+        turn, size = trend.steps[0] if trend.steps else (0, 0)
+        return f"{what} jumped by {mib(size)} at turn {turn + 1} and does not grow otherwise, {over}."
+    if found.kind == "warming":
+        return f"{what} grew by {_growth(trend)}, ever more slowly, {over}."
+    if found.kind == "flat":
+        reach = "" if trend.high is None else f"; a leak above {max(0.0, trend.high) / MIB:,.2f} MiB a turn is excluded"
+        return f"{what} does not grow {over}{reach}."
+    return _open(what, over, trend, rule)
+
+
+def _open(what: str, over: str, trend: Trend, rule: Thresholds) -> str:
+    match trend.reason:
+        case "short":
+            read = trend.turns + trend.warm_up
+            return f"{read} turns were read, {trend.turns} of them after the warm-up; a verdict needs {rule.minimum}."
+        case "cycle":
+            return f"{trend.turns} judged turns are under three cycles of {trend.cycle}."
+        case "steps":
+            rises = ", ".join(f"{mib(size)} at turn {turn + 1}" for turn, size in trend.steps)
+            return f"{what} grows in jumps ({rises}) and not between them, {over}."
+        case "events":
+            total = sum(size for _, size in trend.explained)
+            return f"{what} grows by {mib(total)} at {len(trend.explained)} events and not between them, {over}."
+        case "eases":
+            return f"{what} grows more slowly in the second half, but still grows, {over}."
+        case "wanders":
+            return f"{what} ends {_growth(trend)} higher {over}, but strays so far up and down that this may be chance."
+        case "weak":
+            return f"{what} seems to grow, {trend.slope_words()} a turn, {over}, but too few blocks agree."
+        case "noisy":
+            reach = (trend.high or 0.0) / MIB
+            return f"{what} varies so much that a leak of {reach:,.1f} MiB a turn would not be seen {over}."
+        case _:
+            return (
+                f"{what} grows by {trend.slope_words()} a turn {over}." if trend.kind == "leak" else f"{what} is open."
+            )
+
+
+def _growth(trend: Trend) -> str:
+    return mib(round(trend.growth or 0.0))
