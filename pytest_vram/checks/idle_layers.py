@@ -49,7 +49,10 @@ LONGER = "a longer run"
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict over all layers: ``of`` names the trend whose figures it quotes, ``layer`` the one that grows."""
+    """The verdict over all layers: ``of`` names the trend whose figures it quotes, ``layer`` the one that grows.
+
+    :ivar said: what it means, in a sentence. :ivar unread: true where ``said`` is that nothing could be read.
+    """
 
     kind: Literal["flat", "warming", "step", "leak", "inconclusive"]
     of: str
@@ -58,6 +61,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = "unknown"
     alike: list[str] = []
     settles: list[str] = []
+    unread: bool = False
 
 
 def outside_torch(layers: Mapping[str, Cleaned]) -> list[float | None] | None:
@@ -87,9 +91,10 @@ def combine(
         layer = (open_layers or list(cleaned) or [""])[0]
         return _open_for_unread(layer, cleaned.get(layer))
     for kind in ("step", "warming", "flat"):
-        first = next((one for one in sorted(found, key=_shown) if one.kind == kind), None)
-        if first is not None:
-            return first
+        alike = sorted((one for one in found if one.kind == kind), key=_shown)
+        if alike:
+            # Of two that say the same of one layer, the one that explains it.
+            return next((one for one in alike if one.of == alike[0].of and one.said), alike[0])
     raise AssertionError("every kind is one of the five")
 
 
@@ -121,7 +126,7 @@ def _covered(layer: str, cleaned: Mapping[str, Cleaned], unread: set[str]) -> bo
 
 def _open_for_unread(layer: str, one: Cleaned | None) -> Found:
     if one is None or not one.values:
-        return Found(kind="inconclusive", of=layer, said="There are no readings.", settles=[LONGER])
+        return Found(kind="inconclusive", of=layer, said="There are no readings.", settles=[LONGER], unread=True)
     gone = len(one.values) - one.known
     why = max(one.reasons, key=lambda reason: one.reasons[reason]) if one.reasons else "no reason is known"
     what = f" of `{layer}`" if layer else ""
@@ -132,6 +137,7 @@ def _open_for_unread(layer: str, one: Cleaned | None) -> Found:
             f"{gone} of {len(one.values)} readings{what} could not be taken ({why.rstrip('.')}): too many to judge by."
         ),
         settles=["a source that can be read at every turn"],
+        unread=True,
     )
 
 

@@ -108,7 +108,7 @@ def _number(value: object, *, share: bool) -> tuple[float, str | None]:
             exact = operator.index(value)  # type: ignore[arg-type]
         except TypeError:
             return 0.0, f"is a {type(value).__name__}, not a number of bytes."
-        size = float(exact) if abs(exact) <= 1 << 80 else math.copysign(2.0**80, exact)
+        size = float(max(-IMPOSSIBLE, min(exact, IMPOSSIBLE)))
     if size < 0:
         return 0.0, f"is negative ({size:,.0f} bytes): a difference of two counters, or an overflow."
     if size >= IMPOSSIBLE:

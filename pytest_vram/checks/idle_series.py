@@ -79,7 +79,8 @@ def judge_idle(
     :param readings: one figure per turn, in bytes; or several sources by layer name: ``torch-allocated``,
         ``torch-reserved``, ``torch-inactive-split``, ``process``, ``rpc``, ``device``, ``host``, ``kv-usage`` (bytes or
         a share of one), or any other, which counts as ``process`` does.
-    :param cycle: turns after which the lengths repeat; one that stands out is found where it is not given.
+    :param cycle: turns after which the lengths repeat; one that stands out is found where
+        neither it nor events are given.
     :param events: indices of turns at which a step is explained.
     :param segments: indices of turns that begin a new segment (the server was restarted).
     :param limit: bytes, for the hours that are left. :param seconds: when each turn ended.

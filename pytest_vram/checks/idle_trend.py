@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from pytest_vram.stats import TheilSen, mann_kendall, theil_sen
-from pytest_vram.units import MIB
+from pytest_vram.units import KIB, MIB
 
 #: Points on either side of a jump from which its height is read.
 BESIDE = 8
@@ -88,7 +88,18 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
         """The slope with its interval, in MiB, without "a turn"."""
         if self.slope is None or self.low is None or self.high is None:
             return "an unknown amount"
-        return f"{self.slope / MIB:,.2f} MiB ({self.low / MIB:,.2f} to {self.high / MIB:,.2f})"
+        unit, name = _unit(max(abs(self.low), abs(self.high)))
+        return f"{self.slope / unit:,.2f} {name} ({self.low / unit:,.2f} to {self.high / unit:,.2f})"
+
+
+def per_turn(size: float) -> str:
+    """Bytes a turn in MiB, or in KiB where that would be nearly nothing."""
+    unit, name = _unit(size)
+    return f"{size / unit:,.2f} {name}"
+
+
+def _unit(size: float) -> tuple[int, str]:
+    return (MIB, "MiB") if abs(size) >= 0.1 * MIB else (KIB, "KiB")
 
 
 def trend_of(
@@ -128,7 +139,8 @@ def trend_of(
     judged = [
         [point for point in points if point[0] >= first] for points, first in zip(whole, judged_from, strict=True)
     ]
-    period = cycle if cycle is not None else _find_cycle(max(judged, key=len))
+    # Jumps at regular events look like a cycle on a slope; who marks events knows the cycle, if there is one.
+    period = cycle if cycle is not None else 0 if events else _find_cycle(max(judged, key=len))
     if period > 1:
         if cycle is not None and turns < 3 * period:
             return Trend(kind="inconclusive", reason="cycle", cycle=period, **about)  # type: ignore[arg-type]
@@ -227,24 +239,38 @@ def _without_events(
     steps: list[tuple[int, int]],
     about: dict[str, float],
 ) -> Trend:
-    """The verdict where rises at events, each too small for a step, are taken out; the first one if it stays a leak."""
+    """The verdict where rises at events, each too small for a step, are taken out; the first one if it stays a leak.
+
+    They are taken out only where what happens between events excludes the slope that was found.
+    """
     marked = frozenset(events)
+    cut = [
+        [0, *(place for place, point in enumerate(points) if point[0] in marked and place), len(points)]
+        for points in judged
+    ]
+    stretches = [
+        points[begin:end]
+        for points, places in zip(judged, cut, strict=True)
+        for begin, end in itertools.pairwise(places)
+        if end - begin >= 3
+    ]
+    between = theil_sen(*_blocks(stretches, thresholds.blocks, shortest=1)) if stretches else TheilSen()
+    if between.slope is None or between.high is None or found.slope is None or between.high >= found.slope:
+        return found
     explained = list(found.explained)
     settled: list[list[Point]] = []
-    for points in judged:
+    for points, places in zip(judged, cut, strict=True):
         height = 0.0
-        places = [0, *(place for place, point in enumerate(points) if point[0] in marked and place), len(points)]
-        rest: list[Point] = []
-        for before, begin, end in zip([0, *places], places, places[1:], strict=False):
-            here = [value for _, value in points[begin : min(end, begin + BESIDE)]]
-            past = [value for _, value in points[max(before, begin - BESIDE) : begin]]
-            if here and past:
-                rise = median(here) - median(past)
-                # What the slope itself adds between the two windows is no jump.
-                rise -= (found.slope or 0.0) * (len(here) + len(past)) / 2 if len(places) > FEW_STEPS + 3 else 0.0
-                if rise > thresholds.floor / 4:
-                    height += rise
-                    explained.append((points[begin][0], round(rise)))
+        rest: list[Point] = list(points[: places[1]])
+        for before, begin, end in zip(places, places[1:], places[2:], strict=False):
+            past = points[max(before, begin - BESIDE) : begin]
+            here = points[begin : min(end, begin + BESIDE)]
+            rise = median(value for _, value in here) - median(value for _, value in past)
+            # What the slope adds between the two windows is no jump.
+            rise -= between.slope * (fmean(turn for turn, _ in here) - fmean(turn for turn, _ in past))
+            if rise > thresholds.floor / 4:
+                height += rise
+                explained.append((points[begin][0], round(rise)))
             rest += [(turn, value - height) for turn, value in points[begin:end]]
         settled.append(rest)
     again = _judge(settled, begun, thresholds, steps, explained, about)
@@ -258,14 +284,14 @@ def _rise(known: Sequence[float]) -> float:
     return median(known[-5:]) - min(known[:5])
 
 
-def _blocks(judged: Sequence[Sequence[Point]], wanted: int) -> list[list[tuple[float, float]]]:
+def _blocks(judged: Sequence[Sequence[Point]], wanted: int, shortest: int = 3) -> list[list[tuple[float, float]]]:
     """Each segment as medians of equally long blocks, at most ``2 × wanted`` of them.
 
     One length for all, so that the medians are of like precision, but a long segment is not cut into thousands.
     """
     total = sum(map(len, judged))
     typical = sorted(map(len, judged))[len(judged) // 2]
-    length = max(3, min(math.ceil(total / wanted), typical // 4)) if len(judged) > 1 else max(1, total // wanted)
+    length = max(shortest, min(math.ceil(total / wanted), typical // 4)) if len(judged) > 1 else max(1, total // wanted)
     groups = []
     for points in judged:
         size = max(length, math.ceil(len(points) / (2 * wanted)))

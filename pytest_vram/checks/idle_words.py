@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pytest_vram.checks.idle_layers import Found
 from pytest_vram.checks.idle_readings import USAGE, Cleaned
-from pytest_vram.checks.idle_trend import Thresholds, Trend
-from pytest_vram.units import MIB, mib
+from pytest_vram.checks.idle_trend import Thresholds, Trend, per_turn
+from pytest_vram.units import mib
 
 READ_AGAIN = "another source of the same memory, such as the driver's figure of the process"
 
@@ -36,12 +36,12 @@ def sentence(
     cleaned: Cleaned | None,
 ) -> str:
     """The verdict in a few sentences."""
-    parts = [_head(found, trend, rule)]
+    parts = [] if found.unread else [_head(found, trend, rule)]
     if found.said:
         parts.append(found.said)
     if trend.slope is not None and found.of != USAGE and found.kind in ("leak", "inconclusive", "warming"):
         if per_1000_tokens is not None and found.kind == "leak":
-            parts.append(f"That is {per_1000_tokens / MIB:,.2f} MiB per 1000 tokens.")
+            parts.append(f"That is {per_turn(per_1000_tokens)} per 1000 tokens.")
         if hours is not None and found.kind == "leak":
             latest = "" if hours[1] is None else f" to {hours[1]:,.1f}"
             parts.append(f"At this slope memory lasts for {hours[0]:,.1f}{latest} more hours.")
@@ -51,12 +51,14 @@ def sentence(
         parts.append(f"Explained by events: {rises}{more}.")
     if cleaned is not None:
         gone = len(cleaned.values) - cleaned.known
-        if gone and not found.said.startswith(f"{gone} of"):
+        if gone and not found.unread:
             parts.append(f"{gone} of {len(cleaned.values)} turns could not be read and are left out.")
         if cleaned.lower_ends:
             parts.append(f"{cleaned.lower_ends} readings are lower ends: more may have been held.")
-    if trend.left_out:
-        parts.append(f"{trend.left_out} segments were too short to judge.")
+    if trend.left_out and trend.left_out + trend.segments > 1:
+        parts.append(
+            f"Too short to judge and left out: {trend.left_out} of {trend.left_out + trend.segments} segments."
+        )
     if trend.segments > 1 and trend.turns:
         parts.append(f"{trend.segments} segments were pooled; no slope goes across a restart.")
     if found.kind in ("leak", "inconclusive", "step") and found.alike:
@@ -79,8 +81,7 @@ def _head(found: Found, trend: Trend, rule: Thresholds) -> str:
     if found.kind == "warming":
         return f"{what} grew by {_growth(trend)}, ever more slowly, {over}."
     if found.kind == "flat":
-        reach = "" if trend.high is None else f"; a leak above {max(0.0, trend.high) / MIB:,.2f} MiB a turn is excluded"
-        return f"{what} does not grow {over}{reach}."
+        return f"{what} does not grow {over}; a leak of {per_turn(smallest(trend, rule))} a turn or more would be seen."
     return _open(what, over, trend, rule)
 
 
@@ -104,12 +105,17 @@ def _open(what: str, over: str, trend: Trend, rule: Thresholds) -> str:
         case "weak":
             return f"{what} seems to grow, {trend.slope_words()} a turn, {over}, but too few blocks agree."
         case "noisy":
-            reach = (trend.high or 0.0) / MIB
-            return f"{what} varies so much that a leak of {reach:,.1f} MiB a turn would not be seen {over}."
+            reach = per_turn(trend.high or 0.0)
+            return f"{what} varies so much that a leak of {reach} a turn would not be seen {over}."
         case _:
             return (
                 f"{what} grows by {trend.slope_words()} a turn {over}." if trend.kind == "leak" else f"{what} is open."
             )
+
+
+def smallest(trend: Trend, rule: Thresholds) -> float:
+    """The slope, in bytes a turn, that this series excludes: its upper end, or what adds up to the floor if more."""
+    return max(trend.high or 0.0, rule.floor / max(1, trend.span))
 
 
 def _growth(trend: Trend) -> str:
