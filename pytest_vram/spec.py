@@ -119,6 +119,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return self.by_label.get(label, self.each)
 
 
+class Amount(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a soak is: so many turns, or so many seconds. :ivar text: as the user wrote it."""
+
+    text: str
+    turns: int | None = None
+    seconds: float | None = None
+
+
 class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One device of ``--vram-device``.
 
