@@ -9,7 +9,8 @@
     │   ├── BadSpec           a spec file or a backend in it
     │   ├── BadMarker         arguments of a marker
     │   ├── BadModel          a model file or folder that cannot be sized
-    │   └── BadCases          cases of tool calls, or an earlier results file
+    │   ├── BadCases          cases of tool calls, or an earlier results file
+    │   └── WindowFull        what must stay in a window is over its limit
     ├── BackendError          the deployment under test
     │   ├── EngineNotFound    no usable engine binary or package
     │   ├── EngineRefused     it refused the model or a setting before it loaded anything
@@ -72,6 +73,10 @@ class BadCases(BadInput):
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
+
+
+class WindowFull(BadInput):
+    """What must stay in a window, with what is to be appended, is over its limit; the window is as it was."""
 
 
 class BackendError(VramError):

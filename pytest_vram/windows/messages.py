@@ -1,0 +1,274 @@
+"""A window of messages for users of HTTP servers: what to send so that a conversation stays under its limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from pytest_vram.errors import BadInput
+from pytest_vram.windows.leaving import Part, Unit, belongs, leaving, units, without
+from pytest_vram.windows.protocol import WindowFull, checked_limit
+
+Message = Mapping[str, Any]
+#: Messages and tool definitions, as they would be sent → tokens.
+Count = Callable[[Sequence[Message], Sequence[Message]], int]
+_SYSTEM = ("system", "developer")
+_RESULT = ("tool", "function")
+
+
+class Templated(Protocol):
+    """A client of a server that renders its chat template and tokenizes: ``vram_client`` with llama-server."""
+
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+
+    def tokenize(self, text: str) -> Sequence[int]: ...
+
+
+def counted_by_text(tokenize: Callable[[str], Sequence[Any]], *, per_message: int = 8) -> Count:
+    """Count by the text of messages and the JSON of calls and tools, plus what a template adds around each message.
+
+    Not exact: a template writes calls and tools in its own form. ``per_message`` should err on the large side. Pictures
+    and sounds cannot be counted so: a message that has any is refused.
+
+    :param tokenize: text → tokens, such as ``vram_client.tokenize``. :param per_message: tokens around each message.
+    """
+
+    known: dict[str, int] = {}
+
+    def length(text: str) -> int:
+        if text not in known:
+            if len(known) >= 4096:
+                known.clear()
+            known[text] = len(tokenize(text))
+        return known[text]
+
+    def count(messages: Sequence[Message], tools: Sequence[Message]) -> int:
+        total = per_message  # the opening of the answer
+        for message in messages:
+            total += per_message + length(_text(message))
+        return total + (length(_json(list(tools))) if tools else 0)
+
+    return count
+
+
+def counted_by_template(client: Templated) -> Count:
+    """Count exactly what the server would: its own template (``/apply-template``), then its own tokenizer.
+
+    Two requests for each count; llama-server has both paths.
+    """
+
+    def count(messages: Sequence[Message], tools: Sequence[Message]) -> int:
+        body: dict[str, Any] = {"messages": list(messages)}
+        if tools:
+            body["tools"] = list(tools)
+        prompt = client.post("/apply-template", body).get("prompt")
+        if not isinstance(prompt, str):
+            raise BadInput(
+                "The server's answer to /apply-template has no prompt in it: count with counted_by_text instead."
+            )
+        return len(client.tokenize(prompt))
+
+    return count
+
+
+class MessageWindow:
+    """Messages of a conversation under a limit of tokens, oldest out first.
+
+    The leading system messages, the tool definitions and the pinned summary never leave. An assistant's tool calls
+    and their results leave together, and never while a result is still to come.
+
+    :param limit: tokens that messages and tool definitions may take: the server's context less what an answer may take.
+    :param count: tokens of messages and tools; :func:`counted_by_text`, :func:`counted_by_template` or your own.
+    :param tools: tool definitions that are sent with every request. :param heading: stands before the pinned summary.
+    :param user_first: after an eviction, more leaves until the oldest message left is a user's, where one is left:
+        templates such as Mistral's and Gemma's refuse others.
+    :raises BadInput: a limit below 1. :raises WindowFull: the tools alone are over it.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        *,
+        count: Count,
+        tools: Iterable[Message] = (),
+        heading: str = "Summary of the conversation so far:",
+        user_first: bool = False,
+    ) -> None:
+        self.limit = checked_limit(limit, "MessageWindow")
+        self.tools: tuple[Message, ...] = tuple(dict(tool) for tool in tools)
+        self._count = count
+        self._heading = heading
+        self._user_first = user_first
+        self._held: list[_Held] = []
+        self._summary: str | None = None
+        if self.tools:
+            self._fit([], None, None)
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """What to send: a new list of copies, with the summary in the system message."""
+        return _rendered(self._held, self._summary, self._heading)
+
+    @property
+    def summary(self) -> str | None:
+        """The pinned summary."""
+        return self._summary
+
+    @property
+    def count(self) -> int:
+        """Tokens that messages and tools take."""
+        return self._counted(self._held, self._summary)
+
+    def append(self, message: Message, *, pinned: bool = False) -> list[dict[str, Any]]:
+        """Take a message in; gives the messages that left for it, oldest first, for instance to summarise them.
+
+        :param pinned: it never leaves. :raises WindowFull: it cannot fit beside what must stay; nothing has changed.
+        :raises BadInput: not a message, or a tool's result whose call is not in the window; nothing has changed.
+        """
+        held = self._read(message, pinned=pinned)
+        return self._keep(self._fit([*self._held, held], self._summary, len(self._held)), self._summary)
+
+    def extend(self, messages: Iterable[Message]) -> list[dict[str, Any]]:
+        """Take messages in one after another; gives those that left."""
+        return [gone for message in messages for gone in self.append(message)]
+
+    def pin_summary(self, text: str | None) -> list[dict[str, Any]]:
+        """Put a summary in the place of the one before (``None``: none); gives the messages that left for it.
+
+        :raises WindowFull: it cannot fit beside what must stay; the one before is kept.
+        """
+        summary = text or None
+        return self._keep(self._fit(self._held, summary, None), summary)
+
+    def evict(self, to: int) -> list[dict[str, Any]]:
+        """Let the oldest leave until at most ``to`` tokens are held or only what must stay is left; gives what left."""
+        kept, _ = self._shrunk(self._held, self._summary, None, to)
+        return self._keep(kept, self._summary)
+
+    def _read(self, message: Message, *, pinned: bool) -> _Held:
+        role = _role(message)
+        if role is None:
+            raise BadInput(f"A message is an object with a role; {_short(message)} is none.")
+        calls = _calls(message)
+        leading = role in _SYSTEM and all(held.role in _SYSTEM for held in self._held)
+        answers = None
+        if role in _RESULT:
+            answers = _answers(message, role)
+            if not belongs([held.part for held in self._held], answers):
+                raise BadInput(
+                    f"The tool result for call {answers or '(no id)'} has no such call in the window: append the "
+                    "assistant's message with its tool_calls first."
+                )
+        part = Part(pinned=pinned or leading, calls=calls, answers=answers, user=role == "user", aside=role in _SYSTEM)
+        return _Held(message=dict(message), role=role, part=part)
+
+    def _fit(self, held: list[_Held], summary: str | None, keep: int | None) -> list[_Held]:
+        kept, tokens = self._shrunk(held, summary, keep, self.limit)
+        if tokens > self.limit:
+            raise WindowFull(
+                f"What must stay in the window takes {tokens} tokens, its limit is {self.limit}: shorten the message, "
+                "the system prompt, the tools or the summary, or raise the limit."
+            )
+        return kept
+
+    def _shrunk(self, held: list[_Held], summary: str | None, keep: int | None, to: int) -> tuple[list[_Held], int]:
+        parts = [one.part for one in held]
+        may_leave = leaving(parts, keep=keep)
+        gone: list[int] = []
+        kept = held
+        tokens = self._counted(kept, summary)
+        while tokens > to or (gone and self._user_first and self._headless(kept)):
+            unit = next(may_leave, None)
+            if unit is None:
+                break
+            gone.extend(unit.members)
+            kept = [held[place] for place in without(gone, len(held))]
+            tokens = self._counted(kept, summary)
+        return kept, tokens
+
+    @staticmethod
+    def _headless(held: list[_Held]) -> bool:
+        """Whether the oldest that may leave is not a user's although a user's comes later."""
+        rest: list[Unit] = [unit for unit in units([one.part for one in held]) if not unit.pinned]
+        return bool(rest) and not rest[0].user and any(unit.user for unit in rest)
+
+    def _counted(self, held: list[_Held], summary: str | None) -> int:
+        return self._count(_rendered(held, summary, self._heading), self.tools)
+
+    def _keep(self, kept: list[_Held], summary: str | None) -> list[dict[str, Any]]:
+        staying = {id(one) for one in kept}
+        gone = [dict(one.message) for one in self._held if id(one) not in staying]
+        self._held, self._summary = list(kept), summary
+        return gone
+
+
+class _Held(msgspec.Struct, frozen=True):
+    message: dict[str, Any]
+    role: str
+    part: Part
+
+
+def _rendered(held: Sequence[_Held], summary: str | None, heading: str) -> list[dict[str, Any]]:
+    """The messages with the summary in the last leading system message that is text, or in one of its own.
+
+    Many templates take one system message, and only at the start.
+    """
+    messages = [dict(one.message) for one in held]
+    if summary is None:
+        return messages
+    text = f"{heading}\n{summary}"
+    leading = next((place for place, one in enumerate(held) if one.role not in _SYSTEM), len(held))
+    if leading and isinstance(messages[leading - 1].get("content"), str):
+        messages[leading - 1]["content"] += f"\n\n{text}"
+    else:
+        messages.insert(leading, {"role": "system", "content": text})
+    return messages
+
+
+def _role(message: object) -> str | None:
+    role = message.get("role") if isinstance(message, Mapping) else None
+    return role if isinstance(role, str) else None
+
+
+def _calls(message: Message) -> tuple[str, ...]:
+    """Ids of the calls that an assistant's message asks for; the old single function call counts by its name."""
+    found = message.get("tool_calls")
+    calls = [call for call in found if isinstance(call, Mapping)] if isinstance(found, list) else []
+    names = [str(call.get("id") or f"(call {place})") for place, call in enumerate(calls)]
+    old = message.get("function_call")
+    if isinstance(old, Mapping):
+        names.append(f"(function {old.get('name')})")
+    return tuple(names)
+
+
+def _answers(message: Message, role: str) -> str:
+    if role == "function":
+        return f"(function {message.get('name')})"
+    return str(message.get("tool_call_id") or "")
+
+
+def _text(message: Message) -> str:
+    content = message.get("content")
+    texts = [content] if isinstance(content, str) else []
+    if isinstance(content, list):
+        for part in content:
+            if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+                raise BadInput(
+                    f"A message has a part that is not text ({_short(part)}), which cannot be counted by its text: "
+                    "give MessageWindow a count of your own."
+                )
+            texts.append(part["text"])
+    texts.extend(_json(message[key]) for key in ("tool_calls", "function_call") if message.get(key))
+    texts.extend(str(message[key]) for key in ("name", "reasoning_content") if message.get(key))
+    return "\n".join(texts)
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"

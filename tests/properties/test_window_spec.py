@@ -1,0 +1,218 @@
+"""The window spec passes right windows in thousands of steps, and finds each planted bug."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from pytest_vram.windows import INVARIANTS, Cell, Piece, Window, WindowFull, WindowSpec
+from tests.unit.window_kit import ListWindow, OverMessages
+
+
+class TestWindowOverAList(WindowSpec):
+    """The reference policy over a cache that is a list."""
+
+    max_examples = 40
+
+    def make_window(self) -> Window:
+        return ListWindow(64)
+
+
+class TestTightWindow(WindowSpec):
+    """The same with hardly more room than what must stay."""
+
+    max_examples = 30
+
+    def make_window(self) -> Window:
+        return ListWindow(20)
+
+
+class TestMessageWindow(WindowSpec):
+    """The message window, in at least 5000 steps."""
+
+    max_examples = 180
+
+    def make_window(self) -> Window:
+        return OverMessages(64)
+
+    def test_window(self) -> None:
+        """Every invariant holds of the message window in at least 5000 steps."""
+        super().test_window()
+        assert type(self).steps_done >= 5000
+
+
+class _PositionsNotShifted(ListWindow):
+    def _remove(self, start: int, stop: int, behind: Sequence[int]) -> None:
+        del self.cache[start:stop]
+
+
+class _TokensNotTrimmed(ListWindow):
+    def tokens(self) -> list[int]:
+        return self.everything[: self.limit]
+
+    def append(self, piece: Piece) -> None:
+        super().append(piece)
+        self.everything = [*getattr(self, "everything", []), *piece.tokens]
+
+
+class _OldestWhatever(ListWindow):
+    """Lets the oldest piece leave, whatever it is but the kinds named."""
+
+    spared: tuple[str, ...] = ()
+
+    def append(self, piece: Piece) -> None:
+        spared = [one for one in self._pieces if self._spares(one)]
+        if sum(len(one.tokens) for one in (*spared, piece)) > self.limit:
+            raise WindowFull("too large")
+        self._shrink(self.limit - len(piece.tokens))
+        self._extend(piece.tokens)
+        self._pieces.append(piece)
+        self._tokens.extend(piece.tokens)
+
+    def evict(self, to: int) -> list[Piece]:
+        return self._shrink(to)
+
+    def _spares(self, piece: Piece) -> bool:
+        last = [one for one in self._pieces if one.kind == "summary"][-1:]
+        return piece.kind in self.spared and (piece.kind != "summary" or piece in last)
+
+    def _shrink(self, to: int) -> list[Piece]:
+        gone: list[Piece] = []
+        places = [place for place, one in enumerate(self._pieces) if not self._spares(one)]
+        while len(self._tokens) > to and places:
+            place = places.pop(0) - len(gone)
+            gone.append(self._pieces[place])
+            self._take_out([place])
+        return gone
+
+
+class _PinnedLeaves(_OldestWhatever):
+    spared = ("tools", "summary")
+
+
+class _ResultOrphaned(_OldestWhatever):
+    spared = ("system", "tools", "summary")
+
+
+class _NewestLeaves(ListWindow):
+    def evict(self, to: int) -> list[Piece]:
+        gone = []
+        while len(self._tokens) > to and self._pieces[-1].kind in ("user", "assistant"):
+            gone.append(self._pieces[-1])
+            self._take_out([len(self._pieces) - 1])
+        return gone
+
+
+class _OverTheLimit(ListWindow):
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit + 1)
+
+    def pieces(self) -> list[Piece]:
+        self.limit = 64
+        return super().pieces()
+
+    def append(self, piece: Piece) -> None:
+        self.limit = 65
+        try:
+            super().append(piece)
+        finally:
+            self.limit = 64
+
+
+class _CellsForgotten(ListWindow):
+    def _remove(self, start: int, stop: int, behind: Sequence[int]) -> None:
+        super()._remove(start, min(stop + 1, len(self.cache)), behind)
+
+
+class _WrongCells(ListWindow):
+    def _remove(self, start: int, stop: int, behind: Sequence[int]) -> None:
+        tokens = [cell.token for cell in self.cache][: len(self.cache) - (stop - start)]
+        self.cache = [Cell(place, token) for place, token in enumerate(tokens)]
+
+
+class _EvictsOneMore(ListWindow):
+    def evict(self, to: int) -> list[Piece]:
+        return super().evict(len(self._tokens) - 1)
+
+
+class _BytesStay(ListWindow):
+    most = 0
+
+    def bytes(self) -> int:
+        self.most = max(self.most, super().bytes())
+        return self.most
+
+
+class _NotANumber(ListWindow):
+    shifted = False
+
+    def _remove(self, start: int, stop: int, behind: Sequence[int]) -> None:
+        super()._remove(start, stop, behind)
+        self.shifted = True
+
+    def logits(self) -> list[float]:
+        return [float("nan") if self.shifted else one for one in super().logits()]
+
+
+class _Stale(ListWindow):
+    def logits(self) -> list[float]:
+        return [one + (0.5 if self.number_gone else 0) for one in super().logits()]
+
+    number_gone = 0
+
+    def evict(self, to: int) -> list[Piece]:
+        gone = super().evict(to)
+        self.number_gone += len(gone)
+        return gone
+
+
+class _RefusesTooMuch(ListWindow):
+    def append(self, piece: Piece) -> None:
+        if len(self._tokens) + len(piece.tokens) > self.limit:
+            raise WindowFull("full")
+        super().append(piece)
+
+
+class _ChangesThenRefuses(ListWindow):
+    def append(self, piece: Piece) -> None:
+        try:
+            super().append(piece)
+        except WindowFull:
+            self.evict(0)
+            raise
+
+
+PLANTED: list[tuple[str, Callable[[int], Window], int]] = [
+    ("positions", _PositionsNotShifted, 64),
+    ("tokens", _TokensNotTrimmed, 64),
+    ("pinned", _PinnedLeaves, 64),
+    ("calls", _ResultOrphaned, 64),
+    ("oldest", _NewestLeaves, 64),
+    ("limit", _OverTheLimit, 64),
+    ("cells", _CellsForgotten, 64),
+    ("cells", _WrongCells, 64),
+    ("bytes", _BytesStay, 64),
+    ("decoding", _NotANumber, 64),
+    ("decoding", _Stale, 64),
+    ("refused", _RefusesTooMuch, 64),
+    ("refused", _ChangesThenRefuses, 24),
+]
+
+
+@pytest.mark.parametrize(("name", "window", "limit"), PLANTED, ids=[row[1].__name__.strip("_") for row in PLANTED])  # type: ignore[attr-defined]
+def test_planted_bugs_are_found(name: str, window: Callable[[int], Window], limit: int) -> None:
+    """Within 200 conversations each planted bug breaks its invariant, and the message names it and the steps."""
+
+    class Planted(WindowSpec):
+        max_examples = 200
+        shrink = False
+
+        def make_window(self) -> Window:
+            return window(limit)
+
+    with pytest.raises(AssertionError) as caught:
+        Planted().test_window()
+    text = str(caught.value)
+    assert text.startswith(f'invariant "{name}" is broken ({INVARIANTS[name]}): ')
+    assert "steps:\n    1. append system 0" in text
