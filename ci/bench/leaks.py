@@ -9,7 +9,7 @@ All in MiB, on a base of 3000. *Noise* is an AR(1) process, φ = 0.6, standard d
 
 - flat: white noise of sd 2; noise; noise with 5 % of turns 200 higher
 - random walk: steps of sd 0.5 or 1 a turn, and the latter with noise
-- warm-up: 500 × (1 − exp(−turn/τ)) with τ = n/5 or n/10, and noise
+- warm-up: 500, or 100, × (1 − exp(−turn/τ)) with τ = n/5 or n/10, and noise
 - step: 100 at a turn drawn among the judged ones but the last three, and noise
 - five steps: 20 each at drawn turns, in what the allocator reserved; with the split, live tensors are flat and the
   driver's figure of the process is the reserved one with noise
@@ -150,6 +150,7 @@ SHAPES = [
     Shape("random walk, sd 4", walk(4)),
     Shape("warm-up, τ = n/5", warm_up(5), most=0.01),
     Shape("warm-up, τ = n/10", warm_up(10), most=0.01),
+    Shape("warm-up of 100, τ = n/5", warm_up(5, 100), most=0.01, since=120),
     Shape("warm-up, τ = n/2", warm_up(2)),
     Shape("one step of 100", step, most=0.01),
     Shape("one step of 100, called so", step, "step", least=0.95),

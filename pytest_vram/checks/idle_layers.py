@@ -180,13 +180,22 @@ def _plain(layer: str, meant: str, trend: Trend, cleaned: Cleaned) -> Found:
         alike = _alike(meant, trend, cleaned)
     if trend.kind == "inconclusive":
         settles = [_settles(trend)]
-    grows = trend.kind in ("step", "warming") or trend.reason in ("steps", "eases", "wanders", "weak", "events")
+    grows = trend.kind in ("step", "warming") or trend.reason in (
+        "steps",
+        "eases",
+        "wanders",
+        "weak",
+        "events",
+        "drops",
+    )
     return Found(kind=trend.kind, of=layer, layer=layer if grows else "", alike=alike, settles=settles)
 
 
 def _settles(trend: Trend) -> str:
     if trend.reason == "noisy":
         return "a longer run, or a longer wait until idle memory has settled after each turn"
+    if trend.reason == "drops":
+        return "a run that is long enough for several such drops: the level after each of them says it"
     if trend.reason == "cycle":
         return f"a run of at least {math.ceil(3.75 * trend.cycle)} turns: three cycles after the warm-up"
     if trend.reason == "events":

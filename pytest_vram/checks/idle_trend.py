@@ -26,7 +26,7 @@ SHORTEST = 8
 LONGEST_CYCLE = 60
 LOOKED_AT = 600
 
-Reason = Literal["", "short", "cycle", "steps", "events", "eases", "wanders", "weak", "noisy"]
+Reason = Literal["", "short", "cycle", "steps", "events", "eases", "drops", "wanders", "weak", "noisy"]
 Point = tuple[int, float]
 
 
@@ -169,6 +169,8 @@ def trend_of(
                 (explained if at_event else steps).append((turn, round(height)))
         settled.append([point for point in rest if point[0] >= first])
     found = _judge(settled, begun, thresholds, steps, explained, about)
+    if found.kind == "flat":
+        return _without_drop(settled, begun, thresholds, found, steps, explained, about)
     if found.kind == "leak" and events:
         return _without_events(settled, begun, events, thresholds, found, steps, about)
     return found
@@ -277,6 +279,39 @@ def _without_events(
     return found if again.kind == "leak" else again
 
 
+def _without_drop(
+    judged: list[list[Point]],
+    begun: list[list[Point]],
+    thresholds: Thresholds,
+    found: Trend,
+    steps: list[tuple[int, int]],
+    explained: list[tuple[int, int]],
+    about: dict[str, float],
+) -> Trend:
+    """Open, where a level series rises before and after one sharp drop; else ``found``.
+
+    What was let go may be all that had piled up, or something else, under which a leak goes on.
+    """
+    for number, points in enumerate(judged):
+        # A drop that undoes the slope shows no two levels; without the slope between near turns it does.
+        near = [
+            (later[1] - earlier[1]) / (later[0] - earlier[0])
+            for earlier, later in zip(points, points[BESIDE:], strict=False)
+        ]
+        slope = median(near) if near else 0.0
+        drop = _step([(turn, slope * turn - value) for turn, value in points], thresholds)
+        if drop is None:
+            continue
+        place, height = drop
+        rest = [*points[:place], *((turn, value + height) for turn, value in points[place:])]
+        again = _judge([*judged[:number], rest, *judged[number + 1 :]], begun, thresholds, steps, explained, about)
+        if again.kind == "leak":
+            return msgspec.structs.replace(
+                again, kind="inconclusive", reason="drops", explained=((points[place][0], -round(height)),)
+            )
+    return found
+
+
 def _rise(known: Sequence[float]) -> float:
     """From the lowest of the first readings to the level of the last ones."""
     if not known:
@@ -321,17 +356,20 @@ def _eases(
     begun: Sequence[Sequence[Point]],
     thresholds: Thresholds,
 ) -> bool:
-    """Whether the second half rises less than the first, with and without the warm-up before it.
+    """Whether the second half rises less than what was before it, the warm-up included, and than the first half alone.
 
-    Noise alone does this to one of twenty straight leaks if the first half stands alone; with the warm-up to nearly
-    none. The warm-up alone would make a curve of every leak that follows on one.
+    Noise makes a straight leak look so in one of twenty runs if the first half stands alone; with the warm-up, in
+    nearly none. The warm-up alone would make a curve of every leak that follows on one. A second half that may be
+    level, or whose slope would not add up to the floor, is slower than the first, whatever noise does to that.
     """
     early, late = _halves(blocks)
     with_warm_up = [[*before, *points[: len(points) // 2]] for before, points in zip(begun, judged, strict=True)]
     longer = theil_sen(*_blocks(with_warm_up, thresholds.blocks))
     if early.slope is None or late.slope is None or longer.slope is None:
         return False
-    return late.slope < thresholds.easing * early.slope and late.slope < thresholds.easing * longer.slope
+    slower = late.slope < thresholds.easing * early.slope or late.low is None or late.low <= 0
+    small = late.slope * sum(points[-1][0] - points[0][0] + 1 for points in judged) < thresholds.floor
+    return (slower or small) and late.slope < thresholds.easing * longer.slope
 
 
 def _eases_on(blocks: Sequence[Sequence[tuple[float, float]]]) -> bool:
@@ -448,8 +486,18 @@ def _find_cycle(points: Sequence[Point]) -> int:
     count = len(values)
     slope = (fmean(values[-(count // 3) :]) - fmean(values[: count // 3])) / max(1, count - count // 3)
     flat = _centred([value - slope * place for place, value in enumerate(values)])
-    # Lone spikes would hide the cycle.
-    reach = 6 * median(abs(value) for value in flat)
+    changes = [later - earlier for earlier, later in itertools.pairwise(values)]
+    # A jump hides the cycle from the levels, but not from the changes between turns.
+    return _likeness(flat, 6) or _likeness(changes, 20)
+
+
+def _likeness(flat: list[float], spikes: int) -> int:
+    """The lag at which values about 0 are most like themselves, 0 where none stands out.
+
+    Values beyond ``spikes`` times the usual one are cut to that: lone ones would hide the cycle.
+    """
+    count = len(flat)
+    reach = spikes * median(abs(value) for value in flat)
     flat = [max(-reach, min(reach, value)) for value in flat]
     power = sum(value * value for value in flat)
     if power == 0:

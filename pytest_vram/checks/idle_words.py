@@ -45,7 +45,7 @@ def sentence(
         if hours is not None and found.kind == "leak":
             latest = "" if hours[1] is None else f" to {hours[1]:,.1f}"
             parts.append(f"At this slope memory lasts for {hours[0]:,.1f}{latest} more hours.")
-    if trend.explained and not (found.kind == "inconclusive" and trend.reason == "events"):
+    if trend.explained and trend.reason not in ("events", "drops"):
         rises = ", ".join(f"{mib(size)} at turn {turn + 1}" for turn, size in trend.explained[:3])
         more = f" and {len(trend.explained) - 3} more" if len(trend.explained) > 3 else ""
         parts.append(f"Explained by events: {rises}{more}.")
@@ -79,9 +79,10 @@ def _head(found: Found, trend: Trend, rule: Thresholds) -> str:
         turn, size = trend.steps[0] if trend.steps else (0, 0)
         return f"{what} jumped by {mib(size)} at turn {turn + 1} and does not grow otherwise, {over}."
     if found.kind == "warming":
-        return f"{what} grew by {_growth(trend)}, ever more slowly, {over}."
+        last = "" if trend.tail is None else f" In the last third it grew by {per_turn(trend.tail)} a turn."
+        return f"{what} grew by {_growth(trend)}, ever more slowly, {over}.{last}"
     if found.kind == "flat":
-        return f"{what} does not grow {over}; a leak of {per_turn(smallest(trend, rule))} a turn or more would be seen."
+        return f"{what} does not grow {over}; a leak of {per_turn(smallest(trend, rule))} a turn or more is excluded."
     return _open(what, over, trend, rule)
 
 
@@ -102,6 +103,12 @@ def _open(what: str, over: str, trend: Trend, rule: Thresholds) -> str:
             return f"{what} grows more slowly in the second half, but still grows, {over}."
         case "wanders":
             return f"{what} ends {_growth(trend)} higher {over}, but strays so far up and down that this may be chance."
+        case "drops":
+            turn, size = trend.explained[0] if trend.explained else (0, 0)
+            return (
+                f"{what} grows by {trend.slope_words()} a turn before and after it dropped by {mib(-size)} at turn "
+                f"{turn + 1}, {over}: what was let go may be all that had piled up, or not."
+            )
         case "weak":
             return f"{what} seems to grow, {trend.slope_words()} a turn, {over}, but too few blocks agree."
         case "noisy":
@@ -114,7 +121,7 @@ def _open(what: str, over: str, trend: Trend, rule: Thresholds) -> str:
 
 
 def smallest(trend: Trend, rule: Thresholds) -> float:
-    """The slope, in bytes a turn, that this series excludes: its upper end, or what adds up to the floor if more."""
+    """The slope, in bytes a turn, that is excluded: the interval's upper end, or what adds up to the floor if more."""
     return max(trend.high or 0.0, rule.floor / max(1, trend.span))
 
 

@@ -116,14 +116,14 @@ def test_inputs_that_are_kept_are_a_leak_of_live_tensors() -> None:
 
 
 def test_twenty_gigabytes_in_a_week_are_below_what_a_short_run_sees() -> None:
-    """27 KB a request: 120 turns say from where on they would see a leak; 6000 find it."""
+    """27 KB a request: 120 turns say from where on they exclude a leak; 6000 find it."""
 
     def curve(turn: int) -> float:
         return 40_000 + 20e9 / 750_000 * turn / MIB
 
     short = judge_idle(soak(curve))
     assert short.kind == "flat"
-    assert "a leak of 0.33 MiB a turn or more would be seen" in short.text
+    assert "a leak of 0.33 MiB a turn or more is excluded" in short.text
     long = judge_idle(soak(curve, turns=6_000))
     assert long.kind == "leak"
     assert "KiB" in long.text

@@ -65,10 +65,10 @@ def test_a_leak_carries_its_slope_with_an_interval_and_what_is_left() -> None:
 
 
 def test_a_flat_series_says_which_leak_it_excludes() -> None:
-    """Flat is not "no leak": the text has the smallest slope that would have been seen."""
+    """Flat is not "no leak": the text has the smallest slope that is excluded."""
     found = judge_idle(flat(120))
     assert found.kind == "flat"
-    assert "a leak of 0.33 MiB a turn or more would be seen" in found.text
+    assert "a leak of 0.33 MiB a turn or more is excluded" in found.text
 
 
 def test_hours_left_of_a_flat_series_have_no_latest() -> None:
