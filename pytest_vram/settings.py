@@ -17,7 +17,7 @@ import msgspec
 
 from pytest_vram.errors import BadInput, BadSetting, BadSize
 from pytest_vram.paths import expanded
-from pytest_vram.spec import DeviceSpec, Limits
+from pytest_vram.spec import Amount, DeviceSpec, Limits
 from pytest_vram.units import parse_size
 
 #: Settings whose names are reserved by the contract and that this version refuses, with what they will do.
@@ -25,11 +25,12 @@ NOT_BUILT: dict[str, str] = {
     "save": "saves a baseline",
     "compare": "compares with a baseline",
     "fail_on": "sets the tolerance of a comparison",
-    "soak": "runs a soak",
-    "soak_dir": "keeps a soak's journal",
 }
 #: Settings of this version.
-BUILT = ("budget", "reserve", "emulate", "backend", "config", "device", "interval", "missing", "report", "leases")
+BUILT = (
+    "budget", "reserve", "emulate", "backend", "config", "device", "interval", "missing", "report", "leases", "soak",
+    "soak_dir",
+)  # fmt: skip
 NAMES = (*BUILT, *NOT_BUILT)
 
 _LABEL = re.compile(r"(?:gpu\d+|host)")
@@ -39,6 +40,12 @@ _UUID = re.compile(r"(?:GPU|MIG|MIG-GPU)-[0-9A-Fa-f-]{8,}(?:/\d+/\d+)?")
 _INDEXED = ("cuda", "vulkan", "rpc")
 DEVICES = "auto, cpu, predicted, cuda:0, a GPU UUID, drm:card0, vulkan:0 or rpc:0 (several joined by commas)"
 REPORTS = (".json",)
+#: What a soak's amount is counted in, with seconds for each; turns have none.
+_UNITS = {"turn": 0, "turns": 0, "h": 3600, "hour": 3600, "hours": 3600, "m": 60, "min": 60, "minutes": 60}
+_AMOUNT = re.compile(rf"(\d{{1,7}}(?:\.\d{{1,3}})?)\s*({'|'.join(_UNITS)})", re.ASCII)
+#: Largest soak: a month, or so many turns.
+MOST_TURNS, MOST_HOURS = 1_000_000, 720
+AMOUNTS = f"300turns, 8h or 20m, at most {MOST_TURNS} turns or {MOST_HOURS} hours"
 
 T = TypeVar("T")
 
@@ -61,6 +68,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     :ivar interval_ms: sampling interval in milliseconds. :ivar missing: ``skip`` or ``fail``.
     :ivar reports: paths of reports to write. :ivar reserve: bytes of each card that must stay free.
     :ivar emulate: size of the card to play, in bytes. :ivar leases: whether tests wait for room and for each other.
+    :ivar soak: how long the soaks of this run are, in place of what their markers say. :ivar soak_dir: folder of their
+        journals.
     :ivar places: setting → the place its value came from.
     :ivar ranks: setting → rank of that place.
     """
@@ -75,6 +84,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     reserve: int = 0
     emulate: int | None = None
     leases: bool = True
+    soak: Amount | None = None
+    soak_dir: str | None = None
     places: dict[str, str] = {}
     ranks: dict[str, str] = {}
 
@@ -96,6 +107,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "reserve": self.reserve,
             "emulate": self.emulate,
             "leases": "on" if self.leases else "off",
+            "soak": self.soak.text if self.soak else None,
+            "soak_dir": self.soak_dir,
         }
         return {name: {"value": value, "from": self.places.get(name, "default")} for name, value in shown.items()}
 
@@ -159,6 +172,8 @@ def resolve(found: Mapping[str, Origin], *, config_path: Path | None = None) -> 
         reserve=_each(found, "reserve", parse_size, 0),
         emulate=_each(found, "emulate", parse_size, None),
         leases=_each(found, "leases", _leases, True),
+        soak=_each(found, "soak", parse_soak, None),
+        soak_dir=_each(found, "soak_dir", _folder, None),
         places={name: origin.place for name, origin in found.items()},
         ranks={name: origin.rank for name, origin in found.items()},
     )
@@ -265,6 +280,31 @@ def _leases(value: object) -> bool:
     if value not in ("on", "off"):
         raise ValueError(f"{value!r} is not accepted: write on or off")
     return value == "on"
+
+
+def parse_soak(value: object) -> Amount:
+    """``300turns``, ``8h`` or ``20m``.
+
+    :raises ValueError: with what is accepted.
+    """
+    match = _AMOUNT.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"{value!r} is not the amount of a soak: write {AMOUNTS}")
+    number, each = float(match[1]), _UNITS[match[2]]
+    most = MOST_HOURS * 3600 / each if each else MOST_TURNS
+    if not 0 < number <= most or (not each and not number.is_integer()):
+        raise ValueError(f"{value!r} is not the amount of a soak: write {AMOUNTS}")
+    text = f"{match[1]}{match[2]}"
+    return Amount(text=text, seconds=number * each) if each else Amount(text=text, turns=int(number))
+
+
+def _folder(value: object) -> str:
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise ValueError(f"{value!r} is not a folder")
+    try:
+        return str(expanded(value, "a folder"))
+    except BadInput as error:
+        raise ValueError(str(error)) from None
 
 
 def _reports(value: object) -> tuple[str, ...]:

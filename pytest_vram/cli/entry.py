@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from pytest_vram.cli import toolcalls
+from pytest_vram.cli import soak_arguments, toolcalls
 from pytest_vram.cli.output import (
     BAD_USE,
     FAILS,
@@ -35,6 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "estimate": ("pytest_vram.cli.estimate", "predict the memory of a model, and whether it fits a budget"),
     "fit": ("pytest_vram.cli.estimate", "the same as estimate"),
     "plan": ("pytest_vram.cli.plan", "search the settings under which a model fits a budget"),
+    "soak": ("pytest_vram.cli.soak", "run conversations for hours, resumable, and judge memory, speed and tool calls"),
     "sweep": ("pytest_vram.cli.sweep", "predict, and measure, the memory of a model over the values of one setting"),
     "toolcalls": ("pytest_vram.cli.toolcalls", "check cases of tool calls, or ask a deployment them"),
     "watch": ("pytest_vram.cli.watch", "follow a run: devices, backends, tests, leases and who waits for what"),
@@ -47,7 +48,6 @@ WITH_ENGINE_OPTIONS = (*PREDICTING, "boot")
 _SIGNED = ("--budget", "--reserve", "--build", "--minimum-context", "--slots", "--host-memory", "--values")
 #: Verbs of later versions, so that asking for one says so instead of "invalid choice".
 NOT_BUILT: dict[str, str] = {
-    "soak": "runs for hours",
     "report": "renders the report of a run",
     "init": "writes a first config file",
 }
@@ -80,7 +80,7 @@ def _verb(arguments: list[str]) -> str | None:
 def _undone(verb: str | None) -> int:
     """The code of work that could not be done: of a prediction 1 would say that the model does not fit,
     of a log that its boot failed, and of tool calls that too many are wrong."""
-    return INCONCLUSIVE if verb in (*WITH_ENGINE_OPTIONS, "compare", "toolcalls") else FAILS
+    return INCONCLUSIVE if verb in (*WITH_ENGINE_OPTIONS, "compare", "toolcalls", "soak") else FAILS
 
 
 def _unwritten(error: OSError, code: int, arguments: list[str]) -> int:
@@ -205,6 +205,8 @@ def _parser() -> argparse.ArgumentParser:
             verb.add_argument("--reap", action="store_true", help="end what earlier runs left behind, and say what")
         if name == "toolcalls":
             toolcalls.arguments(verb)
+        if name == "soak":
+            soak_arguments.of_soak(verb)
         if name == "watch":
             verb.add_argument("run", nargs="?", metavar="RUN", help="its id, folder or journal (default: the newest)")
             verb.add_argument("--once", action="store_true", help="one look, without waiting for its end")
@@ -236,6 +238,11 @@ def _epilog(verb: str) -> str | None:
             "A and B are each a run (its folder, its id or its report.json), a boot log, or what `vram estimate --json`"
             " or `vram boot --json` printed. Exit codes: 0 compared; with --fail-on 0 nothing grew beyond it, 1"
             " something did, 3 that cannot be told."
+        )
+    if verb == "soak":
+        return (
+            "Exit codes: 0 every gate held, 1 one did not, 3 that cannot be told, 130 interrupted. A soak that was"
+            " interrupted or killed goes on with --resume."
         )
     if verb == "watch":
         return "Ends with the run, by its verdict: 0 passed, 1 failed or lost, 3 inconclusive."

@@ -278,11 +278,7 @@ class SoakJournal:
                 manifest = read_manifest(folder)
                 differing = differences(manifest.fingerprint, wanted)
                 if differing:
-                    raise BadInput(
-                        f"{folder} has a soak of something else, which cannot go on with this:"
-                        f" {'; '.join(differing[:6])}{' …' if len(differing) > 6 else ''}."
-                        " Restore what has changed, or begin a new soak in another folder"
-                    )
+                    raise BadInput(refusal(folder, differing))
                 contents = read(folder, told)
             else:
                 manifest = Manifest(name=name, fingerprint=wanted, created=now())
@@ -390,6 +386,14 @@ def differences(before: object, after: object, name: str = "") -> list[str]:
             found += differences(before.get(key), after.get(key), inner)
         return found
     return [] if before == after else [printable(f"{name} was {_shown(before)} and is {_shown(after)}")]
+
+
+def refusal(folder: Path, differing: list[str]) -> str:
+    """Why a soak cannot go on with another configuration."""
+    return (
+        f"{folder} has a soak of something else, which cannot go on with this: {'; '.join(differing[:6])}"
+        f"{' …' if len(differing) > 6 else ''}. Restore what has changed, or begin a new soak in another folder"
+    )
 
 
 def _shown(value: object) -> str:

@@ -1,0 +1,158 @@
+"""``vram soak``: conversations on a deployment for so many turns or hours, resumable, outside of pytest."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from pytest_vram import sessions, settings, soaking
+from pytest_vram.cli import deployment, project
+from pytest_vram.cli.output import FAILS, HOLDS, INCONCLUSIVE, INTERRUPTED, Answer, progress
+from pytest_vram.errors import BadInput, BadSize, KeeperError
+from pytest_vram.keeper.messages import Finish
+from pytest_vram.markers import share
+from pytest_vram.needs import Plan
+from pytest_vram.report import soaks
+from pytest_vram.run import Run, new_identity, ways_on
+from pytest_vram.sessions import soak_journal as journals
+from pytest_vram.sessions.soak_gates import LEAST_TURNS, Gates
+from pytest_vram.spec import Amount
+from pytest_vram.summary import prune
+from pytest_vram.units import parse_size
+
+#: What is run where no amount is given: enough for every gate, and a night's is for a night.
+DEFAULT = Amount(text=f"{LEAST_TURNS}turns", turns=LEAST_TURNS)
+_CODES = {"passed": HOLDS, "failed": FAILS, "inconclusive": INCONCLUSIVE}
+
+
+def run(options: argparse.Namespace, rest: list[str]) -> Answer:
+    """Soak, and say what it showed: 0 passed, 1 failed, 3 inconclusive, 130 interrupted.
+
+    :raises BadInput: arguments, or a folder, that cannot be used. :raises VramError: no server starts.
+    """
+    if rest:
+        raise BadInput(f"vram soak does not take {rest[0]!r}: see vram soak --help")
+    amount = _amount(options)
+    file = deployment.config(options)
+    given = {"budget": options.budget, "device": options.vram_device}
+    found = settings.resolve(
+        settings.gather(given, os.environ, {}, file.values, file.path),
+        config_path=Path(file.path) if file.path else None,
+    )
+    if any(device.kind == "predicted" for device in found.device):
+        raise BadInput("a soak measures, and --vram-device=predicted measures nothing: name a device, or cpu")
+    amount = amount or found.soak or DEFAULT
+    # Held against by the soak itself, turn by turn.
+    free = msgspec.structs.replace(found, budget=None, reserve=0)
+    here = project.find(Path.cwd()).root
+    made = Run(free, file, new_identity(here), role="controller", worker=None)
+    if not made.measurable:
+        raise BadInput(f"{made.why_unmeasurable()}; {ways_on(found)}")
+    spec = made.pool.spec(options.backend or found.backend or file.default)
+    made.pool.plan(spec)  # what cannot be started is said before anything is
+    names = options.conversation or sessions.shipped()
+    place = "--budget" if options.budget is not None else found.places.get("budget", "")
+    wanted = soaking.Wanted(
+        name=spec.name,
+        folder=_folder(options, found, here, spec.name),
+        amount=amount,
+        spec=spec,
+        conversations=tuple(sessions.load(name, base=Path.cwd()) for name in names),
+        gates=Gates(
+            limit=found.budget,
+            limit_from=place,
+            host_limit=_size(options.host_budget, "--host-budget"),
+            accuracy=_share(options.target, "target", 1.0),
+            retention=_share(options.retention, "retention", 1.0) or Gates().retention,
+            context=soaking.context_of(spec),
+            caps=soaking.caps_of(spec),
+            capacity=soaking.capacity_of(made),
+        ),
+    )
+    told = (lambda line: None) if options.quiet else progress
+    with _ending(made):
+        progress(f"soak of {spec.name!r}: {amount.text} in {wanted.folder}")
+        attempt = made.begin(f"soak: {spec.name}", Plan(takes_part=True, backend=spec.name), judged=True)
+        try:
+            document, end = soaking.run_soak(made, wanted, told)
+        finally:
+            made.leave(attempt)
+    if end.reason == "interrupted":
+        progress(f"vram soak: {end.text}; go on with: vram soak {amount.text} --resume --dir {wanted.folder}")
+        return Answer(code=INTERRUPTED, document=None)
+    return Answer(code=_CODES[document.verdict.outcome], document=document, lines=tuple(soaks.lines(document)))
+
+
+def _amount(options: argparse.Namespace) -> Amount | None:
+    given = {
+        "AMOUNT": options.amount,
+        "--turns": None if options.turns is None else f"{options.turns}turns",
+        "--hours": None if options.hours is None else f"{options.hours}h",
+    }
+    named = {name: text for name, text in given.items() if text is not None}
+    if len(named) > 1:
+        raise BadInput(f"{' and '.join(named)} are two amounts of one soak: write one")
+    for name, text in named.items():
+        try:
+            return settings.parse_soak(text)
+        except ValueError as error:
+            raise BadInput(f"{error} (from {name})") from None
+    return None
+
+
+def _folder(options: argparse.Namespace, found: settings.Settings, root: Path, name: str) -> Path:
+    """Where the journal lies: a soak that was begun there goes on only where that was asked for."""
+    if options.dir is not None:
+        folder = Path.cwd() / Path(options.dir).expanduser()
+        begun = journals.exists(folder)
+        if begun and not options.resume:
+            raise BadInput(f"{folder} has a soak already: go on with it with --resume, or name another folder")
+        if options.resume and not begun:
+            raise BadInput(f"--resume: no soak was begun in {folder}")
+        return folder
+    base = Path(root, found.soak_dir) if found.soak_dir is not None else root / ".vram" / "soaks"
+    last, following = soaking.newest(base / soaking.folder_name(name))
+    if options.resume and not journals.exists(last):
+        raise BadInput(f"--resume: no soak of {name!r} was begun in {last.parent}: name its folder with --dir")
+    return last if options.resume or not journals.exists(last) else following
+
+
+def _size(text: str | None, name: str) -> int | None:
+    if text is None:
+        return None
+    try:
+        return parse_size(text)
+    except BadSize as error:
+        raise BadInput(f"{error} (from {name})") from None
+
+
+def _share(text: str | None, name: str, most: float) -> float | None:
+    if text is None:
+        return None
+    try:
+        return share(name, float(text), most=most)
+    except ValueError:
+        raise BadInput(f"--{name} {text!r} is not a share above 0 and at most 1: write such as 0.94") from None
+
+
+@contextlib.contextmanager
+def _ending(made: Run) -> Iterator[None]:
+    """End the run in any case: an interrupt leaves no process."""
+    outcome = "interrupted"
+    try:
+        yield
+        outcome = "0"
+    finally:
+        if made.connected:
+            client = made.keeper()
+            try:
+                client.call(Finish(outcome=outcome), 30)
+            except KeeperError:
+                client.dismiss()
+            made.close()
+            prune(Path(made.identity.folder).parent, keep=Path(made.identity.folder))

@@ -1,0 +1,184 @@
+"""What a soak showed, as a document and for people: every gate, the trend of idle memory, and some of its turns."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pytest_vram.readings import Measured
+from pytest_vram.sessions import table
+from pytest_vram.sessions.soak import End
+from pytest_vram.sessions.soak_gates import SoakVerdict
+from pytest_vram.sessions.soak_journal import LossLine, SegmentLine, SoakJournal
+from pytest_vram.sessions.soak_lines import duration
+from pytest_vram.sessions.soak_series import Series, Share
+from pytest_vram.sessions.turns import Turn
+from pytest_vram.text import encoded, printable
+from pytest_vram.units import MIB
+
+FORMAT = "pytest-vram/soak/1"
+REPORT, TEXT = "report.json", "report.txt"
+#: Segments and losses that a report lists; their number is told in any case.
+MOST = 20
+_SIGNS = {"passed": "ok", "failed": "FAIL", "inconclusive": "?", "not judged": "-"}
+
+
+class SoakDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``vram soak --json`` prints, and what a test's record has of its soak.
+
+    :ivar reason: why it ended, one of :data:`pytest_vram.sessions.soak.REASONS`, with ``ended`` in words.
+    :ivar amount: what was asked for. :ivar seconds: that it ran, over all processes that took part, of which there were
+        ``processes``. :ivar folder: of its journal. :ivar peak: device label → largest of all turns.
+    :ivar segments: servers that served, the first and the last of ``segment_count``; ``losses`` likewise.
+    :ivar turns: some of ``turn_count``: the first, the last, and those with the highest peaks.
+    :ivar kinds: kind of defect → turns. :ivar notes: what a reader must know besides.
+    """
+
+    name: str
+    verdict: SoakVerdict
+    reason: str
+    ended: str
+    amount: str
+    turn_count: int
+    seconds: float
+    folder: str
+    fingerprint: dict[str, Any]
+    peak: dict[str, Measured]
+    peak_turn: dict[str, int]
+    host_peak: Measured | None
+    segment_count: int
+    segments: list[SegmentLine]
+    loss_count: int
+    losses: list[LossLine]
+    processes: int
+    kinds: dict[str, int]
+    repeated: int
+    turns: list[Turn]
+    notes: list[str] = []
+    format: str = FORMAT
+
+
+def document(
+    journal: SoakJournal, series: Series, verdict: SoakVerdict, end: End, *, amount: str, notes: list[str] | None = None
+) -> SoakDocument:
+    """The document of a soak that has ended, or was stopped."""
+    contents = journal.contents
+    return SoakDocument(
+        name=journal.manifest.name,
+        verdict=verdict,
+        reason=end.reason,
+        ended=end.text,
+        amount=amount,
+        turn_count=series.turns,
+        seconds=series.spent,
+        folder=str(journal.folder),
+        fingerprint=journal.manifest.fingerprint,
+        peak=dict(series.peak),
+        peak_turn=dict(series.peak_turn),
+        host_peak=series.host_peak,
+        segment_count=len(contents.segments),
+        segments=_ends(contents.segments),
+        loss_count=len(contents.losses),
+        losses=_ends(contents.losses),
+        processes=len(contents.sessions),
+        kinds=dict(series.kinds.most_common(MOST)),
+        repeated=series.repeated,
+        turns=series.table(),
+        notes=list(notes or []),
+    )
+
+
+def _ends(lines: list[Any]) -> list[Any]:
+    return lines if len(lines) <= MOST else [*lines[: MOST // 2], *lines[-MOST // 2 :]]
+
+
+def lines(found: SoakDocument, width: int = 80) -> list[str]:
+    """The document for people."""
+    verdict = found.verdict
+    said = [*_wrapped(f"soak {found.name}: {verdict.outcome.upper()}: {verdict.text}", width), ""]
+    said += _wrapped(f"  ended      {found.ended}", width, 13)
+    parts = [f"{found.turn_count:,} turns of {found.amount}", f"{duration(found.seconds)} of soaking"]
+    parts.append(f"{found.segment_count} server{'s' if found.segment_count != 1 else ''}")
+    if found.processes > 1:
+        parts.append(f"taken up {found.processes - 1} time{'s' if found.processes > 2 else ''}")
+    said += _wrapped(f"  ran        {', '.join(parts)}", width, 13)
+    said += _wrapped(f"  journal    {found.folder}", width, 13)
+    said += ["", "gates"]
+    for gate in verdict.gates:
+        said += _wrapped(f"  {_SIGNS[gate.outcome]:4} {gate.name:12} {gate.text}", width, 20)
+    for label, idle in verdict.idle.items():
+        said += ["", f"idle memory of {label}: {idle.kind}"]
+        if idle.slope is not None and idle.low is not None and idle.high is not None:
+            said.append(
+                f"  slope      {idle.slope / MIB:+.3f} MiB a turn, 95 % between {idle.low / MIB:+.3f} and"
+                f" {idle.high / MIB:+.3f}"
+            )
+        for name, words in idle.layers.items():
+            said += _wrapped(f"  layer      {name}: {words}", width, 13)
+        for word in idle.alike:
+            said += _wrapped(f"  looks like {word}", width, 13)
+        for word in idle.settles:
+            said += _wrapped(f"  settled by {word}", width, 13)
+    for heading, shares in (("turns", verdict.by_turn), ("context fill", verdict.by_fill)):
+        if any(share.judged for share in shares):
+            said += ["", f"tool calls by {heading}", *map(_share, shares)]
+    if found.kinds:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in found.kinds.items())
+        said += _wrapped(f"  defects    {kinds}", width, 13)
+    said += ["", "turns: the first, the last, and those with the highest peaks"]
+    said += table.lines(found.turns, width=width)
+    for loss in found.losses:
+        said += _wrapped(f"turn {loss.number}: {loss.error}", width, 2)
+    for note in found.notes:
+        said += _wrapped(note, width, 2)
+    return [*said, "", *_wrapped(verdict.proves, width)]
+
+
+def one_line(found: SoakDocument) -> str:
+    """For the summary of a run."""
+    return f"{found.turn_count:,} turns of {found.amount}: {found.verdict.outcome}"
+
+
+def save(found: SoakDocument, folder: Path) -> str | None:
+    """Write both forms beside the journal; what kept them from being written, where something did."""
+    texts = {
+        REPORT: msgspec.json.format(encoded(found), indent=1) + b"\n",
+        TEXT: ("\n".join(lines(found)) + "\n").encode("utf-8", "backslashreplace"),
+    }
+    for name, data in texts.items():
+        temporary = folder / f".{name}.{os.getpid()}"
+        try:
+            temporary.write_bytes(data)
+            os.replace(temporary, folder / name)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            return f"the report could not be written: {folder / name}: {error.strerror}"
+    return None
+
+
+def _share(share: Share) -> str:
+    if not share.judged:
+        return f"  {share.name:22} none judged"
+    return f"  {share.name:22} {share.right} of {share.judged} right ({share.right / share.judged:.1%})"
+
+
+def _wrapped(text: str, width: int, indent: int = 2) -> list[str]:
+    found: list[str] = []
+    for part in text.splitlines() or [""]:
+        found += textwrap.wrap(
+            printable(part),
+            width,
+            initial_indent="" if not found else " " * indent,
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+            drop_whitespace=True,
+            replace_whitespace=False,
+        )
+    return found
