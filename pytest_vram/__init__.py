@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __all__ = [
+    "idle_rollback",
     "inconclusive",
     "max_host_memory",
     "max_vram",
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
 
     def min_tokens_per_second(rate: float) -> pytest.MarkDecorator:
         """Fail the test when the median decode rate of its requests is below ``rate``."""
+
+    def idle_rollback(tolerance: str = "64MiB", settle: float = 5.0) -> pytest.MarkDecorator:
+        """Fail the test when idle memory is not back within ``tolerance`` after its teardown."""
 
     def toolcall_accuracy(
         target: float,

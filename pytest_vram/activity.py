@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from pytest_vram import advising, predicting, specfile, units
+from pytest_vram import advising, idle_hooks, predicting, specfile, units
 from pytest_vram import settings as settings_module
 from pytest_vram.accuracy_hooks import Cases
 from pytest_vram.blame import Quick
@@ -241,6 +241,7 @@ class Activity:
                 attempt.wanted, attempt.before = wanted, before
                 self.run.start(attempt, judged=self._judges)
                 item.stash[ATTEMPT] = attempt
+                idle_hooks.begin(self.run, attempt)
                 if self.run.predicted and attempt.window is None:
                     self._unmeasured(attempt)
         except VramError as error:
@@ -353,6 +354,8 @@ class Activity:
     ) -> pytest.TestReport:
         """The report with what became of the test's memory."""
         if call.when == "teardown":
+            if (attempt := item.stash.get(ATTEMPT, None)) is not None:
+                idle_hooks.conclude(self.run, item, attempt, report, _representation)
             self._leave(item)
             return report
         if self._present is not None:
@@ -451,7 +454,10 @@ class Activity:
         """Put a judgement on the report of its test. ``noted``: what the journal's line has besides."""
         outcome = self._apply(item, call, report, judgement, before)
         record = with_outcome(judgement, outcome, _first_line(report))
-        if report.failed and (attempt := item.stash.get(ATTEMPT, None)) is not None:
+        attempt = item.stash.get(ATTEMPT, None)
+        if attempt is not None:
+            idle_hooks.called(attempt, report)
+        if report.failed and attempt is not None:
             error = call.excinfo.value if call.excinfo is not None else None
             record, said = advising.advised(self.run, attempt, record, judgement.backends, error)
             report.sections.extend(said)

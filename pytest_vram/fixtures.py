@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pytest_vram.backends import AsyncVramClient, Pool, RunningBackend, VramClient
     from pytest_vram.meter import Meter
     from pytest_vram.run import Run
+    from pytest_vram.session_fixture import Sessions
     from pytest_vram.sizing import Estimate
 
 
@@ -84,6 +85,22 @@ def vram_estimate(request: pytest.FixtureRequest) -> Estimate:
     plan = run.attempt.plan if run.attempt else None
     with told():
         return estimate_of(run.pool.spec(plan.backend if plan else None, **(plan.overrides if plan else {})))
+
+
+@pytest.fixture
+def vram_session(request: pytest.FixtureRequest, vram_backend: RunningBackend) -> Sessions:
+    """Begins a conversation of many turns on this test's backend: ``vram_session("cron-check")``, a JSON file …
+
+    Every turn stands in the report, with tokens, rates, the peak within it and idle memory after it.
+    """
+    from pytest_vram.outcomes import told
+    from pytest_vram.session_fixture import Sessions
+
+    run = run_of(request.config)
+    with told():
+        run.meter()
+        assert run.attempt is not None
+        return Sessions(run, run.attempt, vram_backend, request.node.path.parent)
 
 
 @pytest.fixture

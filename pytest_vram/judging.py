@@ -131,6 +131,7 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
         shares=list(closed.shares) if closed else [],
         requests=requests,
         toolcalls=toolcalls,
+        turns=[turn for session in attempt.sessions for turn in session.turns],
         backends=list(attempt.backends),
         overlapped=list(closed.overlapped) if closed else [],
         device=dict(closed.device) if closed and not run.predicted else {},
@@ -319,10 +320,12 @@ def _memory(
     limited = budget is not None or bool(attempt.plan.limits) or bool(reserve)
     if reserve:
         found.extend(checks.judge_reserve(closed, reserve, run.measurable, limit_from=places.get("reserve", "reserve")))
+    idle = attempt.plan.idle is not None
     if limited and not run.predicted:
         found.extend(checks.judge_spill(closed, run.measurable))
+    if (limited or idle) and not run.predicted:
         found.append(checks.judge_strangers(closed))
-    if limited or attempt.plan.rate is not None:
+    if limited or idle or attempt.plan.rate is not None:
         found.extend(checks.judge_lost(closed))
     return [finding for finding in found if finding is not None]
 

@@ -17,6 +17,8 @@ OVERS = ("total", "baseline")
 SCOPES = ("run", "backend", "process", "device")
 #: Most retries of one case: what three rounds of feedback do not repair, a fourth does not either.
 RETRIES = 3
+#: Seconds for which idle memory may be waited.
+LONGEST_SETTLE = 600.0
 _EXAMPLES = {"target": "0.94", "confidence": "0.95", "margin": "0.05"}
 
 
@@ -54,6 +56,12 @@ def _min_tokens_per_second(rate: object) -> dict[str, Any]:
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < math.inf:
         raise ValueError(f"rate={rate!r} is not a number of tokens per second above 0")
     return {"rate": float(rate)}
+
+
+def _idle_rollback(tolerance: object = "64MiB", settle: object = 5.0) -> dict[str, Any]:
+    if isinstance(settle, bool) or not isinstance(settle, (int, float)) or not 0 < settle <= LONGEST_SETTLE:
+        raise ValueError(f"settle={settle!r} is not a number of seconds above 0 and at most {LONGEST_SETTLE:g}")
+    return {"tolerance": _size("tolerance", tolerance), "text": tolerance, "settle": float(settle)}
 
 
 def _toolcall_accuracy(
@@ -180,7 +188,11 @@ MARKERS: dict[str, Marker] = {
         "fail the test when the share of tool calls that are right is below target, such as 0.94",
         _toolcall_accuracy,
     ),
-    "idle_rollback": Marker("idle_rollback(tolerance, settle)", "not built yet: an error of the test", None),
+    "idle_rollback": Marker(
+        'idle_rollback(tolerance="64MiB", settle=5.0)',
+        "fail the test when idle memory is not back within tolerance after its teardown",
+        _idle_rollback,
+    ),
     "vram_soak": Marker("vram_soak(turns=None, hours=None)", "not built yet: an error of the test", None),
 }
 
@@ -193,6 +205,7 @@ FIXTURES = frozenset(
         "vram_backends",
         "vram_client",
         "vram_estimate",
+        "vram_session",
         "vram_toolcalls",
     }
 )

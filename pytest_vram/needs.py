@@ -20,7 +20,7 @@ class Plan(msgspec.Struct, kw_only=True):
 
     :ivar errors: one message for each marker that cannot be used; the test is an error with the first.
     :ivar limits: meanings of its ``max_vram`` markers, the closest of each (over, scope, phase).
-    :ivar toolcalls: meaning of its ``toolcall_accuracy`` marker.
+    :ivar toolcalls: meaning of its ``toolcall_accuracy`` marker. :ivar idle: of its ``idle_rollback`` marker.
     :ivar takes_part: whether the test has anything to do with this plugin.
     :ivar wants_backend: whether its fixtures start its backend. :ivar names_backend: whether that, its marker or its
         estimate says which backend it is about. :ivar may_use_backends: whether a fixture lets it start others.
@@ -36,6 +36,7 @@ class Plan(msgspec.Struct, kw_only=True):
     requires: list[dict[str, Any]] = []
     rate: float | None = None
     toolcalls: dict[str, Any] | None = None
+    idle: dict[str, Any] | None = None
     takes_part: bool = False
     wants_backend: bool = False
     names_backend: bool = False
@@ -45,7 +46,7 @@ class Plan(msgspec.Struct, kw_only=True):
     @property
     def needs_device(self) -> bool:
         """Whether a marker of this test can only be judged with a measurable device."""
-        return bool(self.limits)
+        return bool(self.limits) or self.idle is not None
 
 
 def plan_of(marks: Iterable[tuple[str, tuple[object, ...], Mapping[str, object]]], fixtures: Iterable[str]) -> Plan:
@@ -53,7 +54,7 @@ def plan_of(marks: Iterable[tuple[str, tuple[object, ...], Mapping[str, object]]
     names = set(fixtures)
     plan = Plan(
         takes_part=not markers.FIXTURES.isdisjoint(names - {"vram_estimate"}),  # which starts nothing
-        wants_backend=not names.isdisjoint(("vram_backend", "vram_client", "vram_async_client")),
+        wants_backend=not names.isdisjoint(("vram_backend", "vram_client", "vram_async_client", "vram_session")),
         may_use_backends="vram_backends" in names,
     )
     plan.names_backend = plan.wants_backend or "vram_estimate" in names
@@ -85,6 +86,8 @@ def plan_of(marks: Iterable[tuple[str, tuple[object, ...], Mapping[str, object]]
                 plan.names_backend = True
             case "requires_vram":
                 plan.requires.append(meaning)
+            case "idle_rollback":
+                plan.idle = meaning
             case "min_tokens_per_second":
                 plan.rate = meaning["rate"]
             case "toolcall_accuracy":

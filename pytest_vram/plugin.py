@@ -19,6 +19,7 @@ from pytest_vram.fixtures import (
     vram_backends,
     vram_client,
     vram_estimate,
+    vram_session,
     vram_toolcalls,
 )
 from pytest_vram.markers import FIXTURES, MARKERS
@@ -34,6 +35,7 @@ __all__ = [
     "vram_backends",
     "vram_client",
     "vram_estimate",
+    "vram_session",
     "vram_toolcalls",
 ]
 

@@ -296,6 +296,8 @@ def unjudgeable(plan: Plan) -> str | None:
         return f"this test uses no backend, so there is nothing to predict ({_HERE})"
     if plan.host_limit is not None:
         return f"@max_host_memory: {_HOST_UNKNOWN}"
+    if plan.idle is not None:
+        return f"@idle_rollback: an estimate says nothing of what is held after a test ({_HERE})"
     if plan.rate is not None:
         return f"@min_tokens_per_second: {_NO_RATE}"
     return None

@@ -47,7 +47,9 @@ if TYPE_CHECKING:
     from pytest_vram.accuracy import ToolcallResult, Wanted
     from pytest_vram.advice.records import Advice
     from pytest_vram.checks.finding import Finding
+    from pytest_vram.idling import Idle
     from pytest_vram.predicting import Predictions
+    from pytest_vram.sessions import Session
 
 RPC_VARIABLE = "PYTEST_VRAM_RPC"
 #: Among the versions of a run: that of NVIDIA's driver.
@@ -91,6 +93,8 @@ class Attempt:
     :ivar earlier: findings on the part of it that came before its window. :ivar allocators: torch's, in its window.
     :ivar wanted: cases of tool calls that its marker asks for; ``toolcalls`` is what became of them.
     :ivar before: backends that were asked for it in a window of their own, before it began.
+    :ivar idle: its idle memory, where its marker asks for it; ``passed``: its set-up and call are over, and passed.
+    :ivar sessions: those of its ``vram_session`` fixture.
     :ivar admitted: its windows, with the keepers that opened them: until it leaves, others wait for what it holds.
     """
 
@@ -112,6 +116,9 @@ class Attempt:
         self.wanted: Wanted | None = None
         self.toolcalls: ToolcallResult | None = None
         self.before: list[RunningBackend] = []
+        self.idle: Idle | None = None
+        self.passed = False
+        self.sessions: list[Session] = []
         self.admitted: list[tuple[KeeperClient, int]] = []
 
 
@@ -354,6 +361,8 @@ class Run:
         """Remember that the current test uses this backend."""
         if self.attempt is not None:
             self.attempt.backends[f"{backend.name}#{backend.generation}"] = backend
+            if self.attempt.idle is not None and not self.predicted:
+                self.attempt.idle.uses(backend)
         for text in [*self._kept_from(backend), *self._unlocked(backend)]:
             if text not in self.warnings:
                 self.warnings.append(text)
@@ -423,7 +432,7 @@ class Run:
             exclusive=plan.serial,
             need=need_of(plan.limits, self.settings.budget, [device.label for device in self.measurable]),
             uses=attempt.uses,
-            alone=attempt.uses if plan.rate is not None else [],
+            alone=attempt.uses if plan.rate is not None or plan.idle is not None else [],
             settle=settling_of(plan.limits),
         )
         try:

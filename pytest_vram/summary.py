@@ -20,6 +20,7 @@ import pytest
 from pytest_vram import outside
 from pytest_vram import report as reports
 from pytest_vram.blame import Outside
+from pytest_vram.checks.finding import Finding
 from pytest_vram.checks.wording import WORTH_A_WORD, residue, size_of
 from pytest_vram.errors import KeeperError, VramError
 from pytest_vram.keeper import KeeperClient
@@ -27,7 +28,7 @@ from pytest_vram.keeper.messages import DeviceInfo, Finish, Residue, State, Stat
 from pytest_vram.keeper.residue import BEFORE_TESTS
 from pytest_vram.quick import Batch, Late
 from pytest_vram.readings import Measured, Reading, larger
-from pytest_vram.report.records import BackendRecord, OutsideRecord, RunInfo, RunReport, TestRecord
+from pytest_vram.report.records import BackendRecord, IdleRecord, OutsideRecord, RunInfo, RunReport, TestRecord
 from pytest_vram.report.toolcalls import defect_tables
 from pytest_vram.run import Identity, Run, versions, ways_on
 from pytest_vram.stash import RUN
@@ -89,7 +90,9 @@ class Collector:
             self.tests.append(msgspec.convert(data["record"], TestRecord))
             for table in data["backends"]:
                 self._backend(msgspec.convert(table, BackendRecord))
-        if report.when == "teardown" and report.failed:
+        if data is not None and "idle" in data:
+            self._idle(report, data)
+        elif report.when == "teardown" and report.failed:
             self._teardown_failed(report)
         if data is not None:
             # pytest keeps every report until the end: what was taken from this one need not be kept twice.
@@ -146,6 +149,23 @@ class Collector:
                 seconds=0.0,
                 reason=reason[0][:300] if reason else "its worker crashed",
             )
+        )
+
+    def _idle(self, report: pytest.TestReport, data: dict[str, Any]) -> None:
+        """Idle memory was judged after a teardown: a test that does not hold is counted as that, and once."""
+        index = self._latest.get(report.nodeid)
+        outcome = data.get("outcome")
+        if outcome is not None:
+            self._uncount(report.nodeid)
+        if index is None:
+            return
+        known = self.tests[index]
+        self.tests[index] = msgspec.structs.replace(
+            known,
+            idle=msgspec.convert(data["idle"], IdleRecord),
+            findings=[*known.findings, *(msgspec.convert(one, Finding) for one in data["findings"])],
+            outcome=outcome or known.outcome,
+            reason=data.get("reason") or known.reason,
         )
 
     def _teardown_failed(self, report: pytest.TestReport) -> None:

@@ -114,9 +114,13 @@ def spilled(span: Span, probes: Iterable[Probe]) -> dict[str, Measured]:
 
 
 def agree(one: Figures, two: Figures, tolerance: int) -> bool:
-    """Whether two reads differ by no more than ``tolerance`` bytes in any figure."""
+    """Whether two reads differ by no more than ``tolerance`` bytes in any figure.
+
+    Where the test's own part is known, what other tests do beside it does not count.
+    """
+    whole, again = (one.own, two.own) if one.own else (one.run, two.run)
     pairs: Iterable[tuple[Measured, Measured | None]] = [
-        *((figure, two.run.get(label)) for label, figure in one.run.items()),
+        *((figure, again.get(label)) for label, figure in whole.items()),
         *((figure, two.backend.get(label)) for label, figure in one.backend.items()),
     ]
     for before, after in pairs:

@@ -123,11 +123,14 @@ class Now(_Message, frozen=True, kw_only=True):
 
     :ivar settle: wait up to this many seconds for two agreeing reads 100 ms apart (idle memory); 0 reads at once.
     :ivar tolerance: bytes by which two reads may differ and still agree.
+    :ivar backends: ``name#generation`` of the backends of a test whose window may be closed already: their figures are
+        given as the window's would be, with ``own`` and ``rest``, and only these need to agree.
     """
 
     window: int | None = None
     settle: float = 0.0
     tolerance: int = 1 << 20
+    backends: list[str] | None = None
 
 
 class Acquire(_Message, frozen=True, kw_only=True):
@@ -404,6 +407,9 @@ class Figures(_Message, frozen=True, kw_only=True):
 
     ``settled`` is false when the reads still disagreed at the end of the wait. ``host`` is the host memory of the
     window's backends, ``None`` where it uses none; where ``host`` is a measured device it is the same figure.
+
+    :ivar own: the run without what certainly belongs to other tests, where ``backends`` were given. :ivar rest: ``own``
+        without any backend, for the devices that say which process holds what.
     """
 
     t: int
@@ -411,6 +417,8 @@ class Figures(_Message, frozen=True, kw_only=True):
     backend: dict[str, Measured] = {}
     host: Measured | None = None
     settled: bool = True
+    own: dict[str, Measured] = {}
+    rest: dict[str, Measured] = {}
 
 
 class BootPhase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -335,7 +335,13 @@ class Service:
             case Peek():
                 return self.windows.peek(request.window)
             case Now():
-                return await self.windows.now(request.window, min(request.settle, 600.0), request.tolerance)
+                return await self.windows.now(
+                    request.window,
+                    min(request.settle, 600.0),
+                    request.tolerance,
+                    backends=request.backends,
+                    pid=connection.pid,
+                )
             case Acquire():
                 return await self.servers.acquire(request.plan, self._window(request.window))
             case Restart():

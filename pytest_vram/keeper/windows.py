@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -395,19 +396,30 @@ class Windows:
         core.log("window", **fields)
         return closed
 
-    async def now(self, number: int | None, settle: float, tolerance: int) -> Figures:
+    async def now(
+        self,
+        number: int | None,
+        settle: float,
+        tolerance: int,
+        *,
+        backends: Collection[str] | None = None,
+        pid: int | None = None,
+    ) -> Figures:
         """Current figures, after two reads that agree where ``settle`` seconds may be waited.
 
+        :param backends: of a test that has no window any more, in process ``pid``.
         :raises KeeperError: there is no such window.
         """
         core = self._core
         owners = self.get(number).span.owners if number is not None else frozenset[str]()
+        owners |= frozenset(backends or ())
+        asks = pid if backends is not None else None
         deadline = time.monotonic() + settle
-        figures = self._figures(owners)
+        figures = self._figures(owners, asks)
         while settle > 0:
             before = figures
             await asyncio.sleep(_BETWEEN_READS)
-            figures = self._figures(owners)
+            figures = self._figures(owners, asks)
             if agree(before, figures, tolerance):
                 break
             if time.monotonic() >= deadline:
@@ -415,7 +427,7 @@ class Windows:
         core.flush()
         return figures
 
-    def _figures(self, owners: frozenset[str]) -> Figures:
+    def _figures(self, owners: frozenset[str], pid: int | None) -> Figures:
         t = self._core.boundary()
         timeline = self._core.timeline
         return Figures(
@@ -423,6 +435,8 @@ class Windows:
             run=timeline.now("run"),
             backend=timeline.now("backend", owners) if owners else {},
             host=timeline.host_now(owners) if owners else None,
+            own=timeline.own_now(pid, owners) if pid is not None else {},
+            rest=timeline.rest_now(pid) if pid is not None else {},
         )
 
     def _closed(self, window: Window, t: int) -> Closed:

@@ -245,7 +245,7 @@ class Timeline:
         if len(self.members.workers) < 2:
             return frozenset()
         mine = span.owners | span.boots
-        return frozenset(member.owner for member in self.members.all()) - mine - {PYTEST, TEST, UNKNOWN}
+        return self._backends() - mine
 
     def is_own(self, span: Span, held: Held) -> bool:
         """Whether a share is in the span's own part of the run."""
@@ -500,6 +500,23 @@ class Timeline:
     def now(self, scope: str, owners: frozenset[str] = frozenset()) -> dict[str, Measured]:
         """What ``run`` or the backends ``owners`` hold for good at the last read (for idle memory)."""
         return self._current(scope, owners, "now")
+
+    def own_now(self, pid: int, owners: Collection[str]) -> dict[str, Measured]:
+        """What the run holds for good without what certainly belongs to other tests than one of this process."""
+        apart: frozenset[str] = frozenset()
+        if len(self.members.workers) > 1:
+            apart = self._backends() - frozenset(owners)
+        return self._current("own", apart, "now", pid)
+
+    def rest_now(self, pid: int) -> dict[str, Measured]:
+        """The same without any backend, on devices that say which process holds what."""
+        backends = self._backends()
+        return {
+            line.label: self._currently(line, "own", backends, "now", pid) for line in self._lines if line.per_process
+        }
+
+    def _backends(self) -> frozenset[str]:
+        return frozenset(member.owner for member in self.members.all()) - {PYTEST, TEST, UNKNOWN}
 
     def host_now(self, owners: frozenset[str]) -> Measured:
         """Host memory that the backends ``owners`` hold for good at the last read, whatever else is measured."""

@@ -16,6 +16,7 @@ from pytest_vram.ledger import Ledger
 from pytest_vram.measure.torch_memory import Allocator
 from pytest_vram.readings import Measured
 from pytest_vram.report.toolcalls import DefectTable, ToolcallRecord
+from pytest_vram.sessions.turns import Turn
 
 FORMAT = "pytest-vram/report/1"
 Outcome = Literal["passed", "failed", "skipped", "inconclusive", "error"]
@@ -49,6 +50,20 @@ class BackendRecord(msgspec.Struct, frozen=True, kw_only=True):
     beside: Beside | None = None
 
 
+class IdleRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Idle memory of a test with ``idle_rollback``, device label → figure.
+
+    :ivar before: what its own part of the run held before it, and its backends once they were ready.
+    :ivar after: the same after its teardown. :ivar settled: whether two reads agreed in the end.
+    """
+
+    before: dict[str, Measured]
+    after: dict[str, Measured]
+    tolerance: int
+    limit_from: str
+    settled: bool = True
+
+
 class TestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt at one test.
 
@@ -59,6 +74,7 @@ class TestRecord(msgspec.Struct, frozen=True, kw_only=True):
     :ivar baseline: label → what ``own`` was when it began, with what its backends held when it began to use them.
     :ivar process: label → peak of the test's own process, where that is known.
     :ivar toolcalls: what became of the cases of its ``toolcall_accuracy`` marker.
+    :ivar turns: of its ``vram_session``. :ivar idle: what its ``idle_rollback`` marker compared.
     :ivar backends: ``name#generation`` of the backends that it used.
     :ivar beside: the estimates of its backends beside its ledger, where a limit on its memory did not hold.
     :ivar device: label → peak of the whole device, everyone included. :ivar allocators: torch's, in the test's own
@@ -90,6 +106,8 @@ class TestRecord(msgspec.Struct, frozen=True, kw_only=True):
     shares: list[Share] = []
     requests: list[RequestRecord] = []
     toolcalls: ToolcallRecord | None = None
+    turns: list[Turn] = []
+    idle: IdleRecord | None = None
     backends: list[str] = []
     overlapped: list[str] = []
     device: dict[str, Measured] = {}

@@ -85,7 +85,8 @@ class Session:
     :param summary: the conversation's summary is pinned when messages are evicted.
     :param forced: false lets the model's own answers, and those calls of it that are right, stay in the conversation.
     :param settle: seconds that memory may take to come to rest after a turn.
-    :param start: number of the first turn, where a session is resumed; ``segment`` and ``generation`` as they were.
+    :param warmed: called after each warm-up.
+    :param start: number of the first turn, and ``segment`` its segment, where a session is resumed.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Session:
         settle: float = SETTLE,
         start: int = 1,
         segment: int = 1,
+        warmed: Callable[[], None] = lambda: None,
         clock: Callable[[], int] = time.monotonic_ns,
         wall: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
@@ -117,7 +119,7 @@ class Session:
         self.warm_ups: list[Turn] = []
         self._gauge: Gauge = gauge if gauge is not None else NoGauge("nothing was asked to be measured")
         self._summary, self._forced = summary, forced
-        self._clock, self._wall = clock, wall
+        self._clock, self._wall, self._warmed = clock, wall, warmed
         self._number = start - 1
         self._generation = backend.generation
         self._steps = [(one, own) for one in self.conversations for own in range(len(one.turns))]
@@ -182,6 +184,7 @@ class Session:
         turn = self._taken(0, step, history, judged=False)
         self.warm_ups.append(turn)
         self._raise(turn)
+        self._warmed()
         return turn
 
     def turn(self) -> Turn:

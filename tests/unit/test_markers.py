@@ -79,7 +79,7 @@ def test_wrong_arguments_name_marker_argument_and_value(
     assert markers.MARKERS[name].signature in message
 
 
-@pytest.mark.parametrize("name", ["idle_rollback", "vram_soak"])
+@pytest.mark.parametrize("name", ["vram_soak"])
 def test_a_marker_that_is_not_built_yet_is_an_error_and_never_a_pass(name: str) -> None:
     """Reserved names of the contract are refused until they work."""
     with pytest.raises(BadMarker, match=f"@{name} is not built yet"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import sys
 import threading
 import time
 
@@ -29,7 +30,7 @@ class Holder:
             size = min(self._script.hold, self._script.hold_most - self.held)
             if size <= 0:
                 return
-            block = mmap.mmap(-1, size)  # given back to the system whole, unlike what an allocator keeps
+            block = _block(size)
             for at in range(0, size, mmap.PAGESIZE):
                 block[at] = 1  # a page that was never written is not resident
             self._blocks.append(block)
@@ -56,3 +57,10 @@ class Holder:
                 due = self._blocks and time.monotonic() - self._last >= idle
             if due:
                 self.release()
+
+
+def _block(size: int) -> mmap.mmap:
+    """Memory that is given back to the system whole, unlike what an allocator keeps; private, as a server's is."""
+    if sys.platform == "win32":
+        return mmap.mmap(-1, size)
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
