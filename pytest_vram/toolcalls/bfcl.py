@@ -9,7 +9,6 @@ A row is ``{id, question: [[messages]], function: [{name, description, parameter
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.util
 import itertools
@@ -22,9 +21,9 @@ from pytest_vram.errors import BadCases
 from pytest_vram.toolcalls.cases import Case, ExpectedCall, Tool
 from pytest_vram.toolcalls.files import read_file, text_lines
 from pytest_vram.toolcalls.lines import check_message
-from pytest_vram.toolcalls.lint_schema import broken, form
+from pytest_vram.toolcalls.lint_schema import Checker, form
 from pytest_vram.toolcalls.strictly import decoded
-from pytest_vram.toolcalls.wanted import list_of, object_of, text_of
+from pytest_vram.toolcalls.wanted import list_of, meant, object_of, text_of
 
 #: Files of the leaderboard whose rows are one decision each → our category.
 SUBJECTS = {
@@ -70,9 +69,9 @@ def read(wanted: str, *, base: Path | None = None) -> list[Case]:
     subjects = [name.strip() for name in names.split(",")]
     for name in subjects:
         if name not in SUBJECTS:
-            near = difflib.get_close_matches(name, SUBJECTS, n=1, cutoff=0.6)
-            meant = f"did you mean {near[0]!r}? " if near else ""
-            raise BadCases(f"bfcl:{name} is not read: {meant}there are {', '.join(SUBJECTS)}")
+            near = meant(name, SUBJECTS)
+            hint = f"did you mean {near!r}? " if near else ""
+            raise BadCases(f"bfcl:{name} is not read: {hint}there are {', '.join(SUBJECTS)}")
     folder = _folder((base or Path()) / Path(place).expanduser() if place else None)
     return [case for name in dict.fromkeys(subjects) for case in _subject(name, folder)]
 
@@ -202,6 +201,7 @@ def _expected(name: str, arguments: dict[str, Any], tools: list[Tool]) -> Expect
     if any(key not in arguments for key in required) or any(key not in properties for key in arguments):
         return None
     found: dict[str, list[Any]] = {}
+    checker = Checker(schema)
     omittable = []
     for key, allowed in arguments.items():
         if not isinstance(allowed, list):
@@ -211,7 +211,7 @@ def _expected(name: str, arguments: dict[str, Any], tools: list[Tool]) -> Expect
         values: list[Any] = []
         for value in _combinations(allowed):
             blank = value is None or (value == "" and key not in required)
-            if not blank and value not in values and broken(value, properties[key], schema) is None:
+            if not blank and value not in values and checker.broken(value, properties[key]) is None:
                 values.append(value)
         if not values and key not in omittable:
             return None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from pytest_vram.errors import BadCases
 from pytest_vram.toolcalls.cases import CATEGORIES, Case, ExpectedCall
 from pytest_vram.toolcalls.toolbox import Toolbox
-from pytest_vram.toolcalls.wanted import each_text, kind_of, list_of, object_of, optional, text_of
+from pytest_vram.toolcalls.wanted import each_text, kind_of, list_of, meant, object_of, optional, text_of
 
 KEYS = ("id", "family", "category", "language", "messages", "tools", "expect")
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -45,9 +44,9 @@ def case_of(value: Any, origin: str, tools: Toolbox) -> Case:
 def _category(value: Any, where: str) -> str:
     name = text_of(value, where)
     if name not in CATEGORIES:
-        near = difflib.get_close_matches(name, CATEGORIES, n=1, cutoff=0.6)
-        meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(CATEGORIES)}"
-        raise BadCases(f"{where} {name!r} is unknown: {meant}")
+        near = meant(name, CATEGORIES)
+        hint = f"did you mean {near!r}?" if near else f"there are {', '.join(CATEGORIES)}"
+        raise BadCases(f"{where} {name!r} is unknown: {hint}")
     return name
 
 

@@ -25,6 +25,10 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Z][a-z]{3})?(-([A-Z]{2}|[0-9]{3}))?", re
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 #: Categories in which a family may be about telling tools apart, so that other calls are right in other cases.
 _CHOOSING = ("choice", "parallel", "multi_turn", "long_list")
+#: What chat templates of Mistral's models take as the id of a call.
+_CALL_ID = re.compile(r"[A-Za-z0-9]{9}", re.ASCII)
+#: Characters of one finding: it may quote a value.
+_LONGEST = 1000
 #: Least tools of ``long_list``.
 LONG_LIST = 20
 
@@ -53,7 +57,8 @@ def lint(cases: Sequence[Case]) -> list[Finding]:
 
 
 def _finding(case: Case, rule: str, text: str, *, level: Level = "error") -> Finding:
-    return Finding(level=level, origin=case.origin, case=case.id, rule=rule, text=text)
+    told = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return Finding(level=level, origin=case.origin, case=case.id, rule=rule, text=told)
 
 
 def _of_case(case: Case) -> Iterator[Finding]:
@@ -125,13 +130,14 @@ def _of_call(case: Case, where: str, call: ExpectedCall, tool: Tool) -> Iterator
     properties = properties if isinstance(properties, dict) else {}
     required = tool.parameters.get("required")
     required = required if isinstance(required, list) else []
+    checker = _checker(json.dumps(tool.parameters))
     for name, allowed in call.arguments.items():
         path = f"{where}.arguments.{name}"
         if name not in properties:
             yield _finding(case, "unknown-argument", f"{path}: {call.name} has no such argument")
             continue
         for value in allowed:
-            why = lint_schema.broken(value, properties[name], tool.parameters)
+            why = checker.broken(value, properties[name])
             if why is not None:
                 yield _finding(case, "refused-value", f"{path}: the schema of {call.name} refuses a value: {why}")
         if len({json.dumps(value, sort_keys=True) for value in allowed}) < len(allowed):
@@ -199,6 +205,9 @@ def _of_history(case: Case) -> Iterator[Finding]:
         for number, call in enumerate(message.get("tool_calls") or ()):
             if call["id"] in known:
                 yield _finding(case, "history", f"{where}: two calls have the id {call['id']!r}")
+            if not _CALL_ID.fullmatch(call["id"]):
+                text = f"{where}: call id {call['id']!r} is not nine letters and digits: Mistral's templates refuse it"
+                yield _finding(case, "call-id", text, level="warning")
             known.add(call["id"])
             open_calls.append(call["id"])
             yield from _of_past_call(case, f"{where}.tool_calls[{number}]", call["function"], offered)
@@ -222,7 +231,7 @@ def _of_past_call(case: Case, where: str, function: dict[str, Any], offered: dic
         yield _finding(case, "history", text, level="warning")
     elif not _unusable(offered[function["name"]]):
         parameters = offered[function["name"]].parameters
-        why = lint_schema.broken(arguments, parameters, parameters)
+        why = _checker(json.dumps(parameters)).broken(arguments, parameters)
         if why is not None:
             text = f"{where}: the schema of {function['name']} refuses its arguments: {why}"
             yield _finding(case, "history", text, level="warning")
@@ -231,9 +240,9 @@ def _of_past_call(case: Case, where: str, function: dict[str, Any], offered: dic
 def _twins(case: Case) -> Iterator[Finding]:
     """An expected tool beside one that differs in nothing: who could tell which is right?"""
     wanted = {call.name for call in case.expect}
-    for tool in case.tools:
+    for tool in (one for one in case.tools if one.name in wanted):
         for other in case.tools:
-            if tool.name not in wanted or other.name == tool.name:
+            if other.name == tool.name:
                 continue
             alike = _folded(tool.name) == _folded(other.name) or tool.description == other.description
             if alike and tool.parameters == other.parameters:
@@ -287,6 +296,11 @@ def _unusable(tool: Tool) -> bool:
 @lru_cache(maxsize=1024)
 def _formless(parameters: str) -> bool:
     return any(flaw.error for flaw in lint_schema.form(json.loads(parameters)))
+
+
+@lru_cache(maxsize=1024)
+def _checker(parameters: str) -> lint_schema.Checker:
+    return lint_schema.Checker(json.loads(parameters))
 
 
 @lru_cache(maxsize=1024)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeAlias
 
 import jsonschema
+import jsonschema.validators
 import referencing
 import referencing.exceptions
+
+from pytest_vram.toolcalls import patterns
+from pytest_vram.toolcalls.wanted import meant
 
 TYPES = ("string", "number", "integer", "boolean", "array", "object", "null")
 #: Names of types in programming languages that find their way into schemas.
@@ -18,6 +22,9 @@ _MEANT = {"int": "integer", "float": "number", "double": "number", "str": "strin
 _PAIRS = (("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "maxItems"))
 #: Keys whose value is a schema, a list of schemas, and an object of schemas.
 _ONE, _LIST, _NAMED = ("items", "additionalProperties", "not", "contains"), ("anyOf", "oneOf", "allOf"), ("$defs",)
+
+
+_Check: TypeAlias = Callable[[Any, Any, Any, Any], Iterable[Any] | None]
 
 
 class Flaw(NamedTuple):
@@ -31,7 +38,8 @@ def flaws(parameters: dict[str, Any]) -> list[Flaw]:
     """All that is wrong with the schema of a tool's parameters."""
     found = form(parameters)
     if not any(flaw.error for flaw in found):
-        found += [flaw for path, one in _schemas(parameters, "parameters") for flaw in _values(one, path, parameters)]
+        checker = Checker(parameters)
+        found += [flaw for path, one in _schemas(parameters, "parameters") for flaw in _values(one, path, checker)]
     return found
 
 
@@ -49,17 +57,112 @@ def form(parameters: dict[str, Any]) -> list[Flaw]:
     return found
 
 
+class Checker:
+    """Holds values against parts of one schema that has no flaws, in bounded time.
+
+    A schema can be small and unfold to a billion branches by its references; what it costs shows only with a value.
+    """
+
+    def __init__(self, whole: dict[str, Any]) -> None:
+        self._validator = _Bounded(whole, registry=referencing.Registry())
+        self._endless = False
+
+    def broken(self, value: Any, schema: Any) -> str | None:
+        """Why a value breaks a part of the schema; ``None`` where it keeps it."""
+        if self._endless:
+            return _ENDLESS
+        steps = _STEPS.set([_MOST_STEPS])
+        try:
+            error = next(self._validator.evolve(schema=schema).iter_errors(value), None)
+        except _TooManySteps:
+            self._endless = True  # one value took its time: the others are not tried
+            return _ENDLESS
+        except referencing.exceptions.Unresolvable as missing:
+            reference = missing.ref if ":" in missing.ref else f"#{missing.ref.lstrip('#')}"
+            return f"its schema refers to {reference!r}, which is not in it"
+        except RecursionError:
+            return "its schema refers to itself without an end"
+        except OverflowError:
+            return "the number is too large to be checked"
+        finally:
+            _STEPS.reset(steps)
+        return None if error is None else error.message
+
+
 def broken(value: Any, schema: Any, whole: dict[str, Any]) -> str | None:
     """Why a value breaks a schema inside of a whole one that has no flaws; ``None`` where it keeps it."""
-    validator = jsonschema.Draft202012Validator(whole, registry=referencing.Registry())
-    try:
-        error = next(validator.evolve(schema=schema).iter_errors(value), None)
-    except referencing.exceptions.Unresolvable as missing:
-        reference = missing.ref if ":" in missing.ref else f"#{missing.ref.lstrip('#')}"
-        return f"its schema refers to {reference!r}, which is not in it"
-    except RecursionError:
-        return "its schema refers to itself without an end"
-    return None if error is None else error.message
+    return Checker(whole).broken(value, schema)
+
+
+class _TooManySteps(Exception):
+    """A value took more steps than :data:`_MOST_STEPS`."""
+
+
+def _counted(check: _Check) -> _Check:
+    """A keyword of a schema, as one step of those that a value may take."""
+
+    def counting(validator: Any, keyword: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        left = _STEPS.get()
+        left[0] -= 1 + (len(keyword) // 10 if isinstance(keyword, list) else 0)  # a long enum takes its time
+        if left[0] < 0:
+            raise _TooManySteps
+        yield from check(validator, keyword, instance, schema) or ()
+
+    return counting
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
+    if isinstance(instance, str) and patterns.found(pattern, instance) is False:
+        yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, keyword: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    for pattern, part in keyword.items() if isinstance(instance, dict) else ():
+        for key, value in instance.items():
+            if patterns.found(pattern, key):
+                yield from validator.descend(value, part, path=key, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, keyword: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    """A key that may be one of ``patternProperties`` is none of the additional ones."""
+    if not isinstance(instance, dict):
+        return
+    known, by_pattern = schema.get("properties", {}), schema.get("patternProperties", {})
+    for key, value in instance.items():
+        if key in known or any(patterns.found(pattern, key) is not False for pattern in by_pattern):
+            continue
+        if keyword is False:
+            yield jsonschema.ValidationError(f"Additional properties are not allowed ({key!r} was unexpected)")
+        elif isinstance(keyword, dict):
+            yield from validator.descend(value, keyword, path=key)
+
+
+def _unique_items(validator: Any, keyword: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    if keyword is not True or not isinstance(instance, list) or len(instance) > _LONGEST_UNIQUE:
+        return
+    if len({json.dumps(one, sort_keys=True) for one in instance}) < len(instance):
+        yield jsonschema.ValidationError(f"{instance!r} has non-unique elements")
+
+
+#: A step is one keyword of a schema beside one value; so many take about a second.
+_MOST_STEPS = 30_000
+_LONGEST_UNIQUE = 10_000
+_ENDLESS = f"its schema takes more than {_MOST_STEPS} steps to check a value"
+_STEPS: ContextVar[list[int]] = ContextVar("steps")
+_Bounded = jsonschema.validators.extend(  # type: ignore[no-untyped-call]
+    jsonschema.Draft202012Validator,
+    {
+        name: _counted(check)
+        for name, check in {
+            **jsonschema.Draft202012Validator.VALIDATORS,
+            "pattern": _pattern,
+            "patternProperties": _pattern_properties,
+            "additionalProperties": _additional_properties,
+            "uniqueItems": _unique_items,
+        }.items()
+        if not name.startswith("unevaluated")  # which search for patterns without a bound
+    },
+)
 
 
 def _against_metaschema(parameters: dict[str, Any]) -> Iterator[Flaw]:
@@ -80,7 +183,7 @@ def _schemas(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         if isinstance(schema.get(key), list):
             for position, one in enumerate(schema[key]):
                 yield from _schemas(one, f"{path}.{key}[{position}]")
-    for key in ("properties", *_NAMED):
+    for key in ("properties", "patternProperties", *_NAMED):
         if isinstance(schema.get(key), dict):
             for name, one in schema[key].items():
                 yield from _schemas(one, f"{path}.{name}" if key == "properties" else f"{path}.{key}.{name}")
@@ -90,9 +193,8 @@ def _form(schema: dict[str, Any], path: str) -> Iterator[Flaw]:
     """What people get wrong in a schema, said in more words than the metaschema has."""
     for name in schema["type"] if isinstance(schema.get("type"), list) else [schema.get("type", "string")]:
         if name not in TYPES:
-            near = difflib.get_close_matches(str(name), TYPES, n=1, cutoff=0.6)
-            meant = _MEANT.get(str(name).lower()) or (near[0] if near else None)
-            yield Flaw(f"{path}: type {name!r} is unknown" + (f": did you mean {meant!r}?" if meant else ""))
+            near = _MEANT.get(str(name).lower()) or meant(str(name), TYPES)
+            yield Flaw(f"{path}: type {name!r} is unknown" + (f": did you mean {near!r}?" if near else ""))
     reference = schema.get("$ref")
     if reference is not None and not str(reference).startswith("#"):
         yield Flaw(f"{path}: $ref {reference!r} leads out of the schema: models cannot follow it")
@@ -102,23 +204,32 @@ def _form(schema: dict[str, Any], path: str) -> Iterator[Flaw]:
         if all(isinstance(bound, int | float) for bound in bounds) and bounds[0] > bounds[1]:  # type: ignore[operator]
             yield Flaw(f"{path}: {low} {bounds[0]} is above {high} {bounds[1]}")
     if isinstance(schema.get("pattern"), str):
-        try:
-            re.compile(schema["pattern"])
-        except re.error as error:
-            yield Flaw(f"{path}: pattern {schema['pattern']!r} is no regular expression: {error}")
+        yield from _of_pattern(schema["pattern"], path)
+    if isinstance(schema.get("patternProperties"), dict):
+        for pattern in schema["patternProperties"]:
+            yield from _of_pattern(pattern, f"{path}.patternProperties")
     if schema.get("type") == "array" and "items" not in schema and "prefixItems" not in schema:
         yield Flaw(f"{path}: an array without items: models cannot know what belongs in it", error=False)
 
 
-def _values(schema: dict[str, Any], path: str, whole: dict[str, Any]) -> Iterator[Flaw]:
+def _of_pattern(pattern: str, path: str) -> Iterator[Flaw]:
+    wrong = patterns.flaw(pattern)
+    if wrong is not None:
+        yield Flaw(f"{path}: pattern {pattern!r} is no regular expression: {wrong}")
+    elif not patterns.bounded(pattern):
+        why = "to match it can take time without a bound"
+        yield Flaw(f"{path}: pattern {pattern!r} is not held against values: {why}", error=False)
+
+
+def _values(schema: dict[str, Any], path: str, checker: Checker) -> Iterator[Flaw]:
     """Values in a schema that the rest of it refuses."""
     rest = {key: value for key, value in schema.items() if key not in ("enum", "default")}
     for value in schema.get("enum", ()):
-        why = broken(value, rest, whole)
+        why = checker.broken(value, rest)
         if why is not None:
             yield Flaw(f"{path}: enum has a value that the rest of the schema refuses: {why}")
     if schema.get("default") is not None:
-        why = broken(schema["default"], schema, whole)
+        why = checker.broken(schema["default"], schema)
         if why is not None:
             yield Flaw(f"{path}: the default is refused by the schema: {why}")
 
@@ -130,6 +241,6 @@ def _required(schema: dict[str, Any], path: str) -> Iterator[Flaw]:
         return
     for name in required:
         if isinstance(properties, dict) and name not in properties:
-            near = difflib.get_close_matches(str(name), properties, n=1, cutoff=0.6)
-            meant = f": did you mean {near[0]!r}?" if near else ""
-            yield Flaw(f"{path}: required names {name!r}, which is none of its properties{meant}")
+            near = meant(str(name), properties)
+            hint = f": did you mean {near!r}?" if near else ""
+            yield Flaw(f"{path}: required names {name!r}, which is none of its properties{hint}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.resources
 import os
 from collections.abc import Iterable, Sequence
@@ -15,6 +14,7 @@ from pytest_vram.toolcalls.files import read_file, text_lines
 from pytest_vram.toolcalls.lines import case_of
 from pytest_vram.toolcalls.strictly import decoded
 from pytest_vram.toolcalls.toolbox import Toolbox
+from pytest_vram.toolcalls.wanted import meant
 
 SHIPPED = "shipped"
 BFCL = "bfcl:"
@@ -65,18 +65,18 @@ def require_offered(cases: CaseSet) -> None:
 
 def unoffered(name: str, offered: Sequence[str]) -> str:
     """A clause: this tool is not among those of the case."""
-    near = difflib.get_close_matches(name, offered, n=1, cutoff=0.6)
-    meant = f" (did you mean {near[0]!r}?)" if near else ""
-    return f"tool {name!r} is not one of the case's tools{meant}: it offers {', '.join(offered[:8]) or 'none'}"
+    near = meant(name, offered)
+    hint = f" (did you mean {near!r}?)" if near else ""
+    return f"tool {name!r} is not one of the case's tools{hint}: it offers {', '.join(offered[:8]) or 'none'}"
 
 
 def _shipped(one: str) -> list[Case]:
     folder = importlib.resources.files("pytest_vram_fixtures").joinpath("toolcalls")
     names = sorted(entry.name.removesuffix(".jsonl") for entry in folder.iterdir() if entry.name.endswith(".jsonl"))
     if one and one not in names:
-        near = difflib.get_close_matches(one, names, n=1, cutoff=0.6)
-        meant = f" (did you mean {near[0]!r}?)" if near else ""
-        raise BadCases(f"there are no shipped cases {one!r}{meant}: there are {', '.join(names)}")
+        near = meant(one, names)
+        hint = f" (did you mean {near!r}?)" if near else ""
+        raise BadCases(f"there are no shipped cases {one!r}{hint}: there are {', '.join(names)}")
     tools = Toolbox(_definitions(folder, "toolcalls"))
     return [
         case
@@ -103,8 +103,8 @@ def _meant(path: Path) -> str:
     if not here.is_dir():
         return f": folder {here} does not exist"
     files = [entry.name for entry in here.iterdir() if entry.suffix == ".jsonl"]
-    near = difflib.get_close_matches(path.name, files, n=1, cutoff=0.6)
-    return f" in {here.resolve()}" + (f" (did you mean {near[0]!r}?)" if near else "")
+    near = meant(path.name, files)
+    return f" in {here.resolve()}" + (f" (did you mean {near!r}?)" if near else "")
 
 
 def _definitions(folder: Traversable, label: str) -> Iterable[tuple[str, bytes]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pytest_vram.errors import BadCases
 from pytest_vram.toolcalls.cases import Tool
 from pytest_vram.toolcalls.strictly import decoded
-from pytest_vram.toolcalls.wanted import each_text, object_of, optional, text_of
+from pytest_vram.toolcalls.wanted import each_text, meant, object_of, optional, text_of
 
 _FILE = 'a file of tools is {"tools": {NAME: {"description": …, "parameters": …}}, "sets": {NAME: [NAME, …]}}'
 
@@ -92,9 +91,9 @@ def tool_of(value: Any, where: str) -> Tool:
 
 def _meant(name: str, known: Iterable[str]) -> str:
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    near = meant(name, names)
     if near:
-        return f" (did you mean {near[0]!r}?)"
+        return f" (did you mean {near!r}?)"
     return ": define it in tools.json or tools/*.json beside the cases" + (
         f", which have {names[0]!r}" if names else ""
     )

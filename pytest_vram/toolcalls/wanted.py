@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pytest_vram.errors import BadCases
 
 _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+
+
+#: Names that are looked at for a nearest one, and characters of each: the comparison takes quadratic time.
+_MOST_NAMES, _LONGEST_NAME = 2000, 100
+
+
+def meant(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like another; ``None``: none is."""
+    if len(name) > _LONGEST_NAME:
+        return None
+    likely = [one for one in itertools.islice(known, _MOST_NAMES) if len(one) <= _LONGEST_NAME]
+    return next(iter(difflib.get_close_matches(name, likely, n=1, cutoff=0.6)), None)
 
 
 def kind_of(value: Any) -> str:
@@ -22,9 +35,9 @@ def object_of(value: Any, where: str, known: Sequence[str] = ()) -> dict[str, An
         raise BadCases(f"{where} is {kind_of(value)}: an object belongs there")
     for key in value if known else ():
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-            meant = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
-            raise BadCases(f"{where} has an unknown key {key!r}: {meant}")
+            near = meant(key, known)
+            hint = f"did you mean {near!r}?" if near else f"it takes {', '.join(known)}"
+            raise BadCases(f"{where} has an unknown key {key!r}: {hint}")
     return value
 
 

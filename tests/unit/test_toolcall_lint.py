@@ -55,12 +55,12 @@ def case(number: int = 1, **changes: Any) -> Case:
     return msgspec.structs.replace(found, **changes)
 
 
-def past(name: str = "job_runs", arguments: str = '{"job": "sync"}', id: str = "c1") -> dict[str, Any]:
+def past(name: str = "job_runs", arguments: str = '{"job": "sync"}', id: str = "call00001") -> dict[str, Any]:
     function = {"name": name, "arguments": arguments}
     return {"role": "assistant", "content": None, "tool_calls": [{"id": id, "type": "function", "function": function}]}
 
 
-def result(id: str = "c1") -> dict[str, Any]:
+def result(id: str = "call00001") -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": id, "content": "[]"}
 
 
@@ -89,8 +89,8 @@ CLEAN: dict[str, list[Case]] = {
                 {"role": "system", "content": "Short."},
                 {"role": "developer", "content": "Shorter."},
                 USER,
-                {**past(), "tool_calls": past()["tool_calls"] + past("job_list", "{}", "c2")["tool_calls"]},
-                result("c2"),
+                {**past(), "tool_calls": past()["tool_calls"] + past("job_list", "{}", "call00002")["tool_calls"]},
+                result("call00002"),
                 result(),
             ],
         )
@@ -145,16 +145,17 @@ WRONG: dict[str, tuple[str, str, list[Case], str]] = {
     "array": ("error", "category", [case(category="array")], "no argument that is a list"),
     "units": ("error", "category", [case(category="units", expect=[arguments(dry=[True])])], "that is a number"),
     "enum": ("error", "category", [case(category="enum")], "that its schema enumerates"),
-    "no such call": ("error", "history", [case(messages=[USER, past(), result(), result("c9"), USER])], "is not there"),
+    "no such call": ("error", "history", [case(messages=[USER, past(), result(), result("call00009"), USER])], "is not there"),
     "answered twice": ("error", "history", [case(messages=[USER, past(), result(), result()])], "was answered already"),
-    "no result": ("error", "history", [case(messages=[USER, past(), USER])], "call 'c1' has no result before it"),
+    "no result": ("error", "history", [case(messages=[USER, past(), USER])], "call 'call00001' has no result before it"),
     "no result, and talk": (
         "error",
         "history",
         [case(messages=[USER, past(), USER, {"role": "assistant", "content": "x"}, USER])],
-        "call 'c1' has no result before it",
+        "call 'call00001' has no result before it",
     ),
-    "same id": ("error", "history", [case(messages=[past(), result(), past(), result()])], "two calls have the id 'c1'"),
+    "same id": ("error", "history", [case(messages=[past(), result(), past(), result()])], "two calls have the id 'call00001'"),
+    "call id": ("warning", "call-id", [case(messages=[USER, past(id="g1"), result("g1"), USER])], "'g1' is not nine letters"),
     "past no json": ("error", "history", [case(messages=[past(arguments="{job"), result()])], "no JSON object"),
     "past list": ("error", "history", [case(messages=[past(arguments="[]"), result()])], "no JSON object"),
     "past deep": ("error", "history", [case(messages=[past(arguments="[" * 99999), result()])], "no JSON object"),
@@ -168,8 +169,8 @@ WRONG: dict[str, tuple[str, str, list[Case], str]] = {
     "half answered": (
         "error",
         "history",
-        [case(messages=[{**past(), "tool_calls": past()["tool_calls"] + past(id="c2")["tool_calls"]}, result()])],
-        "call 'c2' has no result",
+        [case(messages=[{**past(), "tool_calls": past()["tool_calls"] + past(id="call00002")["tool_calls"]}, result()])],
+        "call 'call00002' has no result",
     ),
     "twins": ("warning", "twins", [case(tools=[RUNS, msgspec.structs.replace(RUNS, name="job-run")])], "does the same"),
     "tool name": ("warning", "tool-name", [case(tools=[RUNS, msgspec.structs.replace(LIST, name="a.b")])], "servers take"),
