@@ -13,6 +13,7 @@ from pytest_vram.toolcalls import Case, ExpectedCall, Tool
 from pytest_vram.toolcalls.lint import Finding, lint
 from pytest_vram.toolcalls.lint_schema import Checker, broken, flaws
 from pytest_vram.toolcalls.patterns import bounded, flaw, found
+from pytest_vram.toolcalls.schemas import inspect
 from pytest_vram.toolcalls.wanted import meant
 
 #: Patterns that Python's matcher may try for longer than anybody waits.
@@ -72,6 +73,15 @@ def test_a_pattern_without_a_bound_is_told_and_not_tried(pattern: str) -> None:
     findings = of(schema(pattern=pattern), "a" * 60 + "!")
     assert [(one.level, one.rule) for one in findings] == [("warning", "schema")]
     assert "is not held against values" in findings[0].text
+
+
+def test_scoring_has_the_same_bound() -> None:
+    """An answer that a pattern would be tried on for hours is scored without it; one that breaks a pattern is wrong."""
+    for pattern in [*ENDLESS, "a*a*a*a*b"]:
+        assert inspect({"job": "a" * 250 + "!"}, schema(pattern=pattern)) == ([], {})
+    for pattern, right, wrong in USUAL:
+        assert inspect({"job": right}, schema(pattern=pattern)) == ([], {})
+        assert [one.kind for one in inspect({"job": wrong}, schema(pattern=pattern))[0]] == ["wrong_value"]
 
 
 @pytest.mark.parametrize(("pattern", "right", "wrong"), USUAL)
