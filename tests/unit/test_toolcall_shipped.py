@@ -19,7 +19,8 @@ from pytest_vram.toolcalls.scoring import against_schema, match
 #: Words that name a day only beside a date.
 RELATIVE = re.compile(r"\b(today|yesterday|tomorrow|this week|last month|this month|heute|gestern)\b", re.IGNORECASE)
 DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b", re.ASCII)
-FILES = ("slow_queries", "files", "reports", "system", "no_tool", "parallel", "long_lists", "languages")
+#: Arguments that are words for people; all other texts are names, paths, patterns, times: to the letter or wrong.
+WORDED = {("incident_open", "title")}
 #: Arguments that name days.
 DATED = ("period",)
 
@@ -136,17 +137,62 @@ def test_days_need_a_date(cases: list[Case]) -> None:
             assert DATE.search(text), case.id
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_history_suits_strict_templates(name: str) -> None:
+def test_history_suits_strict_templates(cases: list[Case]) -> None:
     """Earlier calls have ids of nine letters and digits and come one in a message: some chat templates refuse others.
 
     Those of Mistral's models demand such ids, that of Llama 3.1 one call in a message.
     """
-    for case in load(f"shipped:{name}").cases:
+    for case in cases:
         for message in case.messages:
             made = message.get("tool_calls") or []
             assert len(made) <= 1, case.id
             assert all(re.fullmatch(r"[A-Za-z0-9]{9}", call["id"]) for call in made), case.id
+
+
+def free_text(schema: dict[str, Any]) -> bool:
+    """Whether values of a schema have text that the schema does not enumerate."""
+    if schema.get("type") == "string":
+        return "enum" not in schema
+    inner = [schema.get("items", {}), *schema.get("properties", {}).values()]
+    return any(free_text(one) for one in inner if one)
+
+
+def test_names_are_compared_to_the_letter(cases: list[Case]) -> None:
+    """Names, ids, paths, patterns, addresses and times are ``exact``: ``web_1`` is no host where there is ``web-1``."""
+    for case in cases:
+        schemas = {tool.name: tool.parameters["properties"] for tool in case.tools}
+        for call in case.expect:
+            wanted = {
+                name
+                for name in call.arguments
+                if free_text(schemas[call.name][name]) and (call.name, name) not in WORDED
+            }
+            assert set(call.exact) == wanted, case.id
+
+
+def damaged(value: Any) -> Iterator[Any]:
+    """Values with one separator, one capital, a full stop, quotes or a space changed somewhere."""
+    if isinstance(value, str):
+        changed = (value.replace("-", "_"), value.replace("_", "-"), value.replace("-", " "), value.upper())
+        yield from (other for other in (*changed, f"{value}.", f"'{value}'", f" {value}") if other != value)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from ([*value[:index], other, *value[index + 1 :]] for other in damaged(item))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from ({**value, key: other} for other in damaged(item))
+
+
+def test_damaged_names_are_wrong(cases: list[Case]) -> None:
+    """A right call whose name, path or time has another separator, capitals, quotes or a full stop is wrong."""
+    for case in cases:
+        right = as_expected(case)
+        for index, call in enumerate(case.expect):
+            name, arguments = right[index]
+            for key in call.exact:
+                for other in damaged(arguments[key]):
+                    calls = [*right[:index], (name, {**arguments, key: other}), *right[index + 1 :]]
+                    assert match(calls, case.expect, case.tools).defects, (case.id, other)
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
