@@ -56,8 +56,8 @@ class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
 def clean(layer: str, readings: Sequence[Measured | int], capacity: int | None, limit: int | None) -> Cleaned:
     """The figures of one layer, and why they cannot be true, if so.
 
-    :param capacity: bytes of the device; no figure is above. :param limit: no counter of torch is above it; what the
-        driver reports may be, where the limit is a budget.
+    :param capacity: bytes of the device; no figure is above. :param limit: stands for it in what torch reserved, where
+        the capacity is not known and no driver's figure is there to compare with (``None``: it is).
     """
     values: list[float | None] = []
     reasons: Counter[str] = Counter()
@@ -121,7 +121,7 @@ def _beyond(size: float, layer: str, capacity: int | None, limit: int | None) ->
         return None
     if capacity is not None and size > capacity:
         return f"is {mib(int(size))}, more than the {mib(capacity)} of the device: the counter is not to be believed."
-    if limit is not None and layer == "torch-reserved" and size > limit:
+    if capacity is None and limit is not None and layer == "torch-reserved" and size > limit:
         return (
             f"says that torch reserved {mib(int(size))}, more than the {mib(limit)} that are there: it counts memory "
             "that is no longer mapped. Judge the driver's figure instead."

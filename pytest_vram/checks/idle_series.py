@@ -95,7 +95,9 @@ def judge_idle(
         dict(readings) if isinstance(readings, Mapping) else {"": list(readings)}
     )
     count = _check(named, cycle, seconds, tokens, {"limit": limit, "capacity": capacity, **(caps or {})})
-    cleaned = {layer: clean(layer, series, capacity, limit) for layer, series in named.items()}
+    # A budget is no capacity: what torch reserved may be above it, unless nothing else says what there is.
+    beyond = None if named.keys() & {"process", "device"} else limit
+    cleaned = {layer: clean(layer, series, capacity, beyond) for layer, series in named.items()}
     impossible = next((one.impossible for one in cleaned.values() if one.impossible), None) or contradiction(cleaned)
     if impossible is not None:
         return IdleVerdict(kind="invalid", text=impossible, settles=[idle_words.READ_AGAIN])

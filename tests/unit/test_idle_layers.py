@@ -220,3 +220,17 @@ def test_no_layers_decide_nothing() -> None:
     """An empty mapping, and layers without a turn."""
     assert judge_idle({}).kind == "inconclusive"
     assert judge_idle({"process": [], "host": []}).kind == "inconclusive"
+
+
+def test_what_torch_gives_back_is_no_growth_outside_of_it() -> None:
+    """Reserved falls, the process stays: nothing of the process grows."""
+    found = judge_idle({"process": line(base=3000), "torch-reserved": line(-2, base=1500)})
+    assert found.kind == "flat"
+
+
+def test_a_cache_that_passed_its_cap_and_stopped_is_open() -> None:
+    """Twice its cap, then level for the last fifth of the run."""
+    host = [2000 * MIB + min(turn, 96) * 10 * MIB for turn in range(TURNS)]
+    found = judge_idle({"host": host}, caps={"prompt-cache": 480 * MIB})
+    assert found.kind in ("inconclusive", "warming")
+    assert judge_idle({"host": host}).kind == "leak"

@@ -312,3 +312,41 @@ def test_a_verdict_goes_through_json() -> None:
     """Journals and reports keep it whole."""
     found = judge_idle(rising(120), limit=8 * GIB, seconds=[float(turn) for turn in range(120)])
     assert msgspec.json.decode(msgspec.json.encode(found), type=IdleVerdict) == found
+
+
+@pytest.mark.parametrize("cycle", [15, None])
+def test_a_cycle_much_larger_than_the_noise_is_taken_out(cycle: int | None) -> None:
+    """600 MiB within each 15 turns, and 1 MiB a turn under it, or a jump beside it."""
+
+    def saw(turn: int) -> float:
+        return 600.0 * (turn % 15) / 14
+
+    assert judge_idle(series(120, saw, spread=8), cycle=cycle).kind == "flat"
+    assert judge_idle(series(120, lambda turn: saw(turn) + turn, spread=8), cycle=cycle).kind == "leak"
+    assert judge_idle(series(120, lambda turn: saw(turn) + 150 * (turn > 60), spread=8), cycle=cycle).kind == "step"
+
+
+def test_a_rise_that_slows_down_and_goes_on_is_open() -> None:
+    """5 MiB a turn, then 1.5: it eases once, but not further."""
+    found = judge_idle(series(120, lambda turn: 5.0 * min(turn, 72) + 1.5 * max(0, turn - 72)))
+    assert found.kind == "inconclusive"
+    assert "still grows" in found.text
+
+
+def test_a_drop_in_the_middle_of_a_leak_leaves_it_open() -> None:
+    """1 MiB a turn on either side of 80 MiB that were let go."""
+    found = judge_idle(series(120, lambda turn: turn - 80.0 * (turn > 60)))
+    assert found.kind == "inconclusive"
+    assert "dropped by" in found.text
+
+
+def test_two_spikes_at_the_end_are_no_step() -> None:
+    """The last turn but two and the last one are 200 MiB higher."""
+    assert judge_idle(series(120, lambda turn: 200.0 * (turn in (117, 119)))).kind == "flat"
+
+
+def test_a_rise_over_twenty_turns_is_no_step() -> None:
+    """Two levels with a slope between them have no turn at which it happened."""
+    found = judge_idle(series(120, lambda turn: 10.0 * min(max(turn - 55, 0), 30)))
+    assert found.kind != "step"
+    assert found.steps == []
