@@ -7,9 +7,12 @@ each leaves a :class:`~pytest_vram.backends.record.RequestRecord` and one line o
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import socket
 import ssl
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -196,6 +199,8 @@ class _Call:
         self.answer = answer
         if self.path in (CHAT, COMPLETIONS) and replies.choice_of(answer) is None:
             raise collector.failure("the answer has no choices")
+        if self.path == CHAT and not replies.has_message(answer):
+            raise collector.failure("the answer has no message")
 
     def failed(self, failure: VramError) -> None:
         """It ended in this error, which is raised after the turn was given back."""
@@ -335,16 +340,65 @@ class VramClient(_Client):
         try:
             with _http(call.target, call.remaining()) as http:
                 call.start(call.waited)  # making a client takes its time, which is not the server's
-                with http.stream(call.method, call.target.address(call.path), json=call.body) as response:
+                with (
+                    _Deadline(call.remaining()) as deadline,
+                    http.stream(
+                        call.method,
+                        call.target.address(call.path),
+                        json=call.body,
+                        extensions={"trace": deadline.trace},
+                    ) as response,
+                ):
                     collector = call.collector(response)
                     for chunk in response.iter_bytes():
                         collector.feed(chunk, call.elapsed())
                         call.remaining()
+                    call.remaining()  # an answer that was ended by its deadline looks like a whole one
                     call.done(collector)
         except VramError as error:
             call.failed(error)
         except _transport_errors() as error:
-            call.failed(_mapped(error, call.target, call.what))
+            late = call.elapsed() >= call.target.timeout
+            call.failed(_timeout(call.target, call.what) if late else _mapped(error, call.target, call.what))
+
+
+class _Deadline:
+    """Shuts the connection of a request down when its time is over.
+
+    The time-outs of a transport are those of one read: an answer whose headers come byte by byte meets none of them.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._lock = threading.Lock()
+        self._over = False
+        self._socket: socket.socket | None = None
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+
+    def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Told by the transport of what it does."""
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            with self._lock:
+                self._socket = info["return_value"].get_extra_info("socket")
+            if self._over:
+                self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._over = True
+            if self._socket is not None:
+                with contextlib.suppress(OSError):
+                    # Not that of a TLS socket, which also takes away what another thread reads with.
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def __enter__(self) -> _Deadline:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._timer.cancel()
+        with self._lock:
+            self._socket = None
 
 
 class AsyncVramClient(_Client):

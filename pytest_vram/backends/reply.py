@@ -135,6 +135,10 @@ class Collector:
             if not self._events and self._taken - len(chunk) < Guard.KEPT:
                 self.guard.keep(chunk[: Guard.KEPT].decode("utf-8", "replace"))
             if self.guard.stopped:
+                if self._events and not self.guard.pieces:  # all of it is one event that has not ended
+                    self.guard.keep(
+                        bytes((self._buffer[: Guard.KEPT] + chunk)[: Guard.KEPT]).decode("utf-8", "replace")
+                    )
                 self._buffer.clear()
                 raise self.failure(self.guard.stopped)
         if self._taken > LARGEST:
@@ -275,6 +279,8 @@ def _joined(pieces: list[dict[str, Any]]) -> dict[str, Any]:
         for choice in _objects(piece.get("choices")):
             if choice.get("index", 0) != 0:
                 continue
+            if not _tells(choice):
+                continue
             chosen = True
             finish = choice.get("finish_reason") or finish
             texts.append(_text(choice.get("text")))
@@ -294,6 +300,13 @@ def _joined(pieces: list[dict[str, Any]]) -> dict[str, Any]:
     is_text = _text(whole.get("object")).startswith("text_completion")
     whole["choices"] = [choice | ({"text": "".join(texts)} if is_text else {"message": message})]
     return whole
+
+
+def _tells(choice: Mapping[str, Any]) -> bool:
+    """Whether a choice in a stream has what makes it one: a part of a message or of a text, or why it ended."""
+    return isinstance(choice.get("delta"), dict) or any(
+        isinstance(choice.get(key), str) for key in ("text", "finish_reason")
+    )
 
 
 def _add_call(calls: dict[int, dict[str, Any]], part: Mapping[str, Any]) -> None:
@@ -318,6 +331,13 @@ def choice_of(answer: Mapping[str, Any]) -> tuple[str, dict[str, Any], str | Non
     text = choice.get("text") if isinstance(choice.get("text"), str) else message.get("content")
     finish = choice.get("finish_reason")
     return text if isinstance(text, str) else "", message, finish if isinstance(finish, str) else None
+
+
+def has_message(answer: Mapping[str, Any]) -> bool:
+    """Whether the first choice of a chat completion has a message, whatever is in it."""
+    choices = answer.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    return isinstance(first, dict) and isinstance(first.get("message"), dict)
 
 
 def log_line(record: RequestRecord) -> str:

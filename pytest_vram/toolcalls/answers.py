@@ -43,6 +43,7 @@ def judged(heard: Heard, found: Diagnosis | None, own_seconds: float) -> Answer:
         tokens_in=heard.tokens_in,
         tokens_out=heard.tokens_out,
         own_seconds=own_seconds,
+        unfit=heard.unfit,
     )
 
 

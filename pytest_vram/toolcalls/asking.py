@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from pytest_vram.backends.client import VramClient
 from pytest_vram.backends.reply import LARGEST, Guard, Reply
 from pytest_vram.errors import BackendDied, RequestFailed, RequestTimeout
+from pytest_vram.toolcalls import contexts
 
 #: Times that a server which is busy (HTTP 429 or 503) is asked again, and seconds that it may ask to wait for.
 AGAIN, LONGEST_WAIT = 3, 60.0
@@ -62,8 +63,8 @@ class Heard(NamedTuple):
         (``server_parse_error``, ``history_rejected``, ``runaway``) in place of a message; "" where there is a message,
         and for infrastructure trouble. :ivar detail: in words. :ivar text: what was generated, as far as it is known.
     :ivar lost: the error, where the server is gone. :ivar unsure: the client cannot tell whether it is.
-    :ivar unfinished: the time of the request was over while text was generated. :ivar build: what the server calls
-        itself.
+    :ivar unfit: the request does not fit the server's context. :ivar unfinished: the time of the request was over while
+        text was generated. :ivar build: what the server calls itself.
     """
 
     message: dict[str, Any] | None = None
@@ -78,6 +79,7 @@ class Heard(NamedTuple):
     lost: BackendDied | None = None
     unsure: bool = False
     unfinished: bool = False
+    unfit: bool = False
     model: str | None = None
     build: str | None = None
 
@@ -114,7 +116,8 @@ def ask(
             if asked_wait is not None:
                 sleep(asked_wait)
                 continue
-            return _refused(error, guard, retry=retry, latency=time.perf_counter() - started)
+            latency = time.perf_counter() - started
+            return _refused(error, guard, int(body.get("max_tokens", 512)), retry=retry, latency=latency)
         except BackendDied as error:
             return _lost(client, error, sleep, time.perf_counter() - started)
         return _answered(reply)
@@ -164,7 +167,7 @@ def _late(error: RequestTimeout, guard: Guard, max_tokens: int, latency: float) 
     return Heard(detail=str(error), text=guard.text, latency=latency, unfinished=guard.pieces > 0)
 
 
-def _refused(error: RequestFailed, guard: Guard, *, retry: bool, latency: float) -> Heard:
+def _refused(error: RequestFailed, guard: Guard, max_tokens: int, *, retry: bool, latency: float) -> Heard:
     words = f"{error}\n{error.body}".casefold()
     heard = Heard(
         detail=str(error), text=guard.text if guard.stopped else error.body, status=error.status, latency=latency
@@ -176,10 +179,13 @@ def _refused(error: RequestFailed, guard: Guard, *, retry: bool, latency: float)
     failed = error.status is not None and (error.status >= 400 or error.status == 200)
     if failed and _HISTORY not in words and any(phrase in words for phrase in _UNREADABLE):
         return heard._replace(kind="server_parse_error")
-    if retry and failed and (error.status in (400, 422) or (error.status or 0) >= 500):
-        too_long = "context" in words and ("exceed" in words or "too long" in words or "maximum" in words)
-        if not too_long and (error.status in (400, 422) or any(phrase in words for phrase in _ABOUT_MESSAGES)):
-            return heard._replace(kind="history_rejected")
+    unfit = contexts.refused(words) if failed else None
+    if unfit is not None:
+        detail = f"{unfit.sentence(max_tokens)} ({error})"
+        return heard._replace(unfit=True, tokens_in=unfit.prompt, detail=detail)
+    about_messages = (error.status or 0) >= 500 and any(phrase in words for phrase in _ABOUT_MESSAGES)
+    if retry and (error.status in (400, 422) or about_messages):
+        return heard._replace(kind="history_rejected")
     return heard
 
 

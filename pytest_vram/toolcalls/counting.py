@@ -99,15 +99,21 @@ def troubles(results: Iterable[CaseResult], judge: str) -> str:
 
 
 def _trouble(answer: Answer) -> str:
+    if answer.unfit:
+        return "longer than the context"
     if answer.status is not None and answer.status >= 400:
         return f"HTTP {answer.status}"
     first = printable(answer.detail.strip().split("\n", 1)[0]).rstrip(".")
     return (first[:77] + "…" if len(first) > 78 else first) or "no answer"
 
 
-def percent(share: float) -> str:
-    """``94 %`` or ``90.3 %``."""
-    return f"{_figure(share)} %"
+def percent(share: float, *, beside: float | None = None) -> str:
+    """``94 %`` or ``90.3 %``; with more digits where it would else be the same as another share ``beside`` it."""
+    digits = 1
+    if beside is not None and share != beside:
+        while digits < 9 and _figure(share, digits) == _figure(beside, digits):
+            digits += 1
+    return f"{_figure(share, digits)} %"
 
 
 def points(share: float) -> str:
@@ -121,7 +127,7 @@ def percent_range(low: float, high: float) -> str:
     return f"{100 * low:.1f}–{100 * high:.1f} %"
 
 
-def _figure(share: float) -> str:
-    # A target such as 99.95 % is written in full; a rate that was measured needs no more than one digit.
-    digits = f"{100 * share:.1f}"
-    return digits[:-2].replace("-0", "0") if digits.endswith(".0") else digits
+def _figure(share: float, digits: int = 1) -> str:
+    # A rate that was measured needs no more than one digit.
+    figure = f"{100 * share:.{digits}f}".rstrip("0").removesuffix(".")
+    return "0" if figure == "-0" else figure

@@ -17,7 +17,7 @@ import msgspec
 
 from pytest_vram.errors import BackendDied
 from pytest_vram.spec import BackendSpec, Sampling, ToolCalling, as_table
-from pytest_vram.toolcalls import answers, biases, fingerprints, retrying
+from pytest_vram.toolcalls import answers, biases, contexts, fingerprints, retrying
 from pytest_vram.toolcalls.asking import Asker, Heard, ask
 from pytest_vram.toolcalls.cases import Case, CaseSet, stratified
 from pytest_vram.toolcalls.diagnosis import Diagnosis, diagnose
@@ -69,6 +69,7 @@ def evaluate(
     started, began = datetime.now(UTC), time.perf_counter()
     results: list[CaseResult] = []
     stopped: str | None = None
+    decided = False
     notes: list[str] = []
     silent = lost = 0
     for case in chosen:
@@ -78,7 +79,8 @@ def evaluate(
         lost = lost + 1 if death is not None else 0
         if death is not None and (not run.unsure or lost >= _GONE):
             raise death
-        silent = silent + 1 if result.first.outcome == "infrastructure" else 0
+        # A server that refuses a request as too long is there, and answers the shorter ones.
+        silent = silent + 1 if result.first.outcome == "infrastructure" and not result.first.unfit else 0
         if silent >= GIVING_UP and len(results) < len(chosen):
             rest = len(chosen) - len(results)
             stopped = f"the last {silent} cases got no answer that could be judged: the other {rest} were not asked"
@@ -86,7 +88,7 @@ def evaluate(
             break
         reason = enough(results)
         if reason is not None:
-            stopped = reason
+            stopped, decided = reason, True
             break
     return Results(
         backend=name,
@@ -104,6 +106,7 @@ def evaluate(
         ),
         retries=retries,
         stopped=stopped,
+        decided=decided,
         started=started.isoformat(timespec="seconds"),
         seconds=time.perf_counter() - began,
         notes=notes,
@@ -148,6 +151,8 @@ class _Run:
         self._retries = retries
         self._sleep = sleep
         self._requests = 0
+        self._looked = False
+        self._context: int | None = None
 
     def case(self, case: Case) -> tuple[CaseResult, BackendDied | None]:
         """Ask one case, with its retries; the error where the server is gone."""
@@ -161,10 +166,10 @@ class _Run:
         history = messages
         while latest.heard.lost is None and len(retried) < self._retries and latest.answer.outcome == "wrong":
             clock = time.thread_time()
-            wrong = _known_wrong(latest)
+            wrong = self._known_wrong(case, latest)
             if wrong is None:
                 break
-            history = [*history, *retrying.answered_with(latest.heard.message, wrong, case.tools)]
+            history = retrying.continued(history, latest.heard.message, wrong, case.tools, self._protocol)
             latest = self._turn(case, history, body, time.thread_time() - clock, retry=True)
             retried.append(latest.answer)
         request = None
@@ -202,22 +207,40 @@ class _Run:
         elif heard.unfinished and self._ran_away(case, heard):
             detail = f"the answer did not end in the time of the request and only repeats itself ({heard.detail})"
             heard = heard._replace(kind="runaway", detail=detail)
+        if found is not None and "truncated" in found.kinds and (short := self._cut_by_context(heard)) is not None:
+            heard, found = short, None
         answer = answers.judged(heard, found, 0.0)
         own += time.thread_time() - clock
         return _Judged(msgspec.structs.replace(answer, own_seconds=own), heard, found)
 
+    def _known_wrong(self, case: Case, judged: _Judged) -> Diagnosis | None:
+        """What a runtime would tell the model of a wrong answer; ``None``: nothing."""
+        heard = judged.heard
+        if heard.message is not None:
+            # Diagnosed anew, as a runtime would, which knows no right call: neither the retry nor what is told of it
+            # may rest on one.
+            found = diagnose(heard.message, case.tools, finish_reason=heard.finish_reason, protocol=self._protocol)
+            return found if retrying.worth_it(found) else None
+        if heard.kind == "history_rejected":
+            return None  # the next one would be longer, and refused as well
+        return retrying.unread(heard.kind, heard.detail, heard.text)
+
+    def _cut_by_context(self, heard: Heard) -> Heard | None:
+        """The answer as one that does not fit, where it ends at the end of the context and not at its limit."""
+        most = self._sampling.max_tokens
+        if heard.tokens_in is None or heard.tokens_out is None or heard.tokens_out >= most:
+            return None
+        if not self._looked:
+            self._looked, self._context = True, contexts.of_server(self._client)
+        # Engines stop a token or two before the end.
+        if self._context is None or heard.tokens_in + heard.tokens_out < self._context - 4:
+            return None
+        detail = contexts.Unfit(heard.tokens_in, self._context).sentence(most)
+        return heard._replace(message=None, unfit=True, detail=f"{detail}; the answer was cut at its end")
+
     def _ran_away(self, case: Case, heard: Heard) -> bool:
         """Whether what came of an answer that was not finished in time only repeats itself."""
         return diagnose(heard.text, case.tools, protocol=self._protocol).kind == "runaway"
-
-
-def _known_wrong(judged: _Judged) -> Diagnosis | None:
-    """What a runtime would tell the model of a wrong answer; ``None``: nothing."""
-    if judged.found is not None:
-        return judged.found if retrying.worth_it(judged.found) else None
-    if judged.heard.kind == "history_rejected":
-        return None  # the next one would be longer, and refused as well
-    return retrying.unread(judged.heard.kind, judged.heard.detail, judged.heard.text)
 
 
 def _bounded(request: dict[str, Any]) -> dict[str, Any] | None:

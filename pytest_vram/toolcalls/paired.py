@@ -72,9 +72,9 @@ def compare(
     changes = _changes(results, baseline, judge)
     notes = _differences(results, baseline, judge)
     thin = [
-        f"only {percent(share)} of the cases of {side.backend} have an answer"
+        f"only {percent(share, beside=COMPLETION)} of the cases of {side.backend} have an answer"
         for side in (results, baseline)
-        if (share := len(answered(side.results, judge)) / max(1, len(side.results))) < COMPLETION
+        if (share := len(answered(side.results, judge)) / max(1, side.due)) < COMPLETION
     ]
     if not changes.n:
         return _none(baseline.backend, margin, notes)

@@ -8,7 +8,9 @@ prompt with examples, and nothing holds the model to it. In the last two the ans
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,8 @@ from pytest_vram.toolcalls.cases import Case, Tool
 PROTOCOLS = ("tools", "json_schema", "few_shot")
 #: Characters of one earlier answer that go back to the model.
 QUOTED = 4000
+#: What a user says where a conversation begins with the assistant.
+_BEGIN = "(The conversation begins.)"
 _RULES = """\
 You can call these tools:
 
@@ -59,7 +63,7 @@ def request_of(case: Case, *, sampling: Sampling, calling: ToolCalling) -> tuple
                 body["tool_choice"] = calling.tool_choice
             if calling.parallel is not None:
                 body["parallel_tool_calls"] = calling.parallel
-        return [dict(message) for message in case.messages], body
+        return named_calls(case.messages), body
     prompt = _RULES.format(tools="\n".join(map(signature, case.tools)) or "(none)")
     if calling.protocol == "few_shot":
         prompt += _EXAMPLES
@@ -161,10 +165,38 @@ def _type(schema: Any, depth: int) -> str:
     return f"array of {_type(schema.get('items'), depth + 1)}" if stated == "array" else str(stated)
 
 
+def call_id(stated: object) -> str:
+    """The id of a call as every chat template takes it: nine letters and digits, which Mistral's insist on.
+
+    An id that is so is kept; of another one, always the same is made.
+    """
+    text = stated if isinstance(stated, str) else repr(stated)
+    if re.fullmatch(r"[A-Za-z0-9]{9}", text):
+        return text
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:9]
+
+
+def named_calls(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with the ids of their calls, and of the results of these, as :func:`call_id` has them."""
+    named: list[dict[str, Any]] = []
+    for message in messages:
+        one = dict(message)
+        if isinstance(one.get("tool_calls"), list):
+            one["tool_calls"] = [
+                {**call, "id": call_id(call["id"])} if isinstance(call, Mapping) and "id" in call else call
+                for call in one["tool_calls"]
+            ]
+        if one.get("role") == "tool" and "tool_call_id" in one:
+            one["tool_call_id"] = call_id(one["tool_call_id"])
+        named.append(one)
+    return named
+
+
 def _as_text(messages: Iterable[Mapping[str, Any]], prompt: str) -> list[dict[str, Any]]:
     """A conversation without tool calls: calls as the JSON that the prompt asks for, their results as user messages.
 
-    Chat templates want one system message first and turns of user and assistant; neighbours of one role are joined.
+    Chat templates want one system message first, then turns of user and assistant by turns, the user's first:
+    neighbours of one role are joined.
     """
     turns: list[dict[str, Any]] = []
     system = [prompt]
@@ -179,11 +211,18 @@ def _as_text(messages: Iterable[Mapping[str, Any]], prompt: str) -> list[dict[st
         elif role == "tool":
             name = message.get("name") or names.get(str(message.get("tool_call_id")), "the tool")
             role, text = "user", f"Result of {name}:\n{text}"
-        if turns and turns[-1]["role"] == role:
-            turns[-1]["content"] += "\n\n" + text
-        else:
-            turns.append({"role": role, "content": text})
+        if not turns and role == "assistant":
+            turns.append({"role": "user", "content": _BEGIN})
+        join(turns, {"role": role, "content": text})
     return [{"role": "system", "content": "\n\n".join(part for part in system if part)}, *turns]
+
+
+def join(turns: list[dict[str, Any]], message: Mapping[str, Any]) -> None:
+    """Add a message of text to turns, to the last where that is of the same role."""
+    if turns and turns[-1]["role"] == message["role"]:
+        turns[-1] = {**turns[-1], "content": f"{turns[-1]['content']}\n\n{message['content']}"}
+    else:
+        turns.append(dict(message))
 
 
 def _content(content: Any) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from pytest_vram.backends.words import said
 from pytest_vram.toolcalls.cases import Tool
 from pytest_vram.toolcalls.diagnosis import Diagnosis, feedback
-from pytest_vram.toolcalls.protocols import QUOTED
+from pytest_vram.toolcalls.protocols import QUOTED, call_id, join
 from pytest_vram.toolcalls.tolerant import strict
 
 #: Calls of one answer that go back.
@@ -52,18 +52,49 @@ def _message(body: str) -> str:
         return ""
 
 
-def answered_with(message: Mapping[str, Any] | None, found: Diagnosis, tools: Sequence[Tool]) -> list[dict[str, Any]]:
+def continued(
+    history: Sequence[Mapping[str, Any]],
+    message: Mapping[str, Any] | None,
+    found: Diagnosis,
+    tools: Sequence[Tool],
+    protocol: str = "tools",
+) -> list[dict[str, Any]]:
+    """A conversation with a failed answer, and what is wrong with it.
+
+    :param message: ``None``: the server did not give it out. :param protocol: of those without ``tools`` the history
+        has text only, of user and assistant by turns.
+    """
+    turns = [dict(one) for one in history]
+    following = answered_with(message, found, tools, calls=protocol == "tools")
+    if protocol == "tools":
+        return [*turns, *following]
+    for one in following:
+        join(turns, one)
+    return turns
+
+
+def answered_with(
+    message: Mapping[str, Any] | None, found: Diagnosis, tools: Sequence[Tool], *, calls: bool = True
+) -> list[dict[str, Any]]:
     """The messages that follow a failed answer: itself, and what is wrong with it.
 
-    :param message: ``None``: the server did not give it out.
+    :param message: ``None``: the server did not give it out. :param calls: calls go back as such, else as text.
     """
     told = feedback(found, tools)
-    calls = message.get("tool_calls") if message is not None else None
-    listed = [call for call in calls if isinstance(call, Mapping)][:_MOST] if isinstance(calls, list) else []
+    stated = message.get("tool_calls") if message is not None else None
+    listed = [call for call in stated if isinstance(call, Mapping)][:_MOST] if isinstance(stated, list) else []
     text = _bounded(message.get("content")) if message is not None else _UNREAD
+    if listed and not calls:
+        written = _bounded("\n".join(one.text for one in found.calls[:_MOST]))
+        text, listed = "\n".join(part for part in (text, written) if part), []
     if not listed:
         return [{"role": "assistant", "content": text or "(empty)"}, {"role": "user", "content": told}]
-    kept = [_call(call, index) for index, call in enumerate(listed)]
+    kept: list[dict[str, Any]] = []
+    for index, call in enumerate(listed):
+        one = _call(call, index)
+        if any(one["id"] == other["id"] for other in kept):
+            one["id"] = call_id(f"{one['id']} {index}")
+        kept.append(one)
     results = [
         {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": told} for call in kept
     ]
@@ -75,7 +106,7 @@ def _call(call: Mapping[str, Any], index: int) -> dict[str, Any]:
     function: Mapping[str, Any] = stated if isinstance(stated, Mapping) else {}
     name, identity, arguments = function.get("name"), call.get("id"), function.get("arguments")
     return {
-        "id": identity if isinstance(identity, str) and 0 < len(identity) <= 64 else f"call{index:05d}",
+        "id": call_id(identity) if isinstance(identity, str) and identity else f"call{index:05d}",
         "type": "function",
         "function": {
             "name": name[:200] if isinstance(name, str) and name else "unknown",

@@ -19,6 +19,7 @@ from pytest_vram.stats import (
     least_count_of_point_rule,
     more_without_failure,
 )
+from pytest_vram.toolcalls import contexts
 from pytest_vram.toolcalls.counting import Sample, answered, percent, percent_range, points, sample, troubles
 from pytest_vram.toolcalls.paired import Paired, compare
 from pytest_vram.toolcalls.results import CaseResult, Results
@@ -113,17 +114,17 @@ def judge(
     if baseline is not None:
         paired = compare(results, baseline, judge=judge, confidence=confidence, margin=margin, repeated=repeated)
     counted = answered(results.results, judge)
-    asked = len(results.results)
+    due = results.due
     common: dict[str, Any] = {
         "mode": mode,
         "judge": judge,
         "target": target,
         "confidence": confidence,
-        "completion": len(counted) / asked if asked else 0.0,
+        "completion": len(counted) / due if due else 0.0,
         "planned": results.planned,
         "paired": paired,
     }
-    if not counted or len(counted) < COMPLETION * asked:
+    if not counted or len(counted) < COMPLETION * due:
         right = sum(result.judged(judge).outcome == "right" for result in counted)
         return Verdict(
             outcome="error",
@@ -156,9 +157,19 @@ def judge(
         other_rate=sum(result.judged(other).outcome == "right" for result in others) / len(others) if others else None,
         decided_after=decided.decided_after,
         text=f"{_begin(found, target, confidence)}{decided.text}{_together(found)}",
-        warnings=list(decided.warnings),
+        warnings=[*decided.warnings, *_unjudged(results, judge)],
         **common,
     )
+
+
+def _unjudged(results: Results, judge: Judge) -> list[str]:
+    """What to say of cases that were too long, where there are few enough for a verdict."""
+    needed = contexts.needed(results, judge)
+    if needed is None:
+        return []
+    count = len(contexts.unfit(results.results, judge))
+    are = "case is longer than the context and is" if count == 1 else "cases are longer than the context and are"
+    return [f"{count} {are} not judged: {needed}."]
 
 
 class _Decided(NamedTuple):
@@ -194,7 +205,8 @@ def _not_below(found: Sample, target: float, confidence: float) -> _Decided:
     """Failed where the target is out of reach of the upper bound, inconclusive where it never can be."""
     high = found.upper(confidence)
     if high < target:
-        text = f"below it: at {percent(confidence)} confidence the true rate is at most {percent(high)}."
+        most = percent(high, beside=target)
+        text = f"below it: at {percent(confidence)} confidence the true rate is at most {most}."
         return _Decided("failed", text)
     critical = critical_count(found.n, target, confidence, design_effect=found.design_effect)
     if critical < 0:
@@ -230,9 +242,10 @@ def _proven(found: Sample, proof: Sample, target: float, confidence: float) -> _
         text = f"proven: at {percent(confidence)} confidence the true rate is at least {percent(low)}."
         return _Decided("passed", text)
     if high < target:
-        text = f"refuted: at {percent(confidence)} confidence the true rate is at most {percent(high)}."
+        most = percent(high, beside=target)
+        text = f"refuted: at {percent(confidence)} confidence the true rate is at most {most}."
         return _Decided("failed", text)
-    text = f"neither proven nor refuted: the true rate may be as low as {percent(low)}."
+    text = f"neither proven nor refuted: the true rate may be as low as {percent(low, beside=target)}."
     more = more_without_failure(found.right, found.n, target, confidence, design_effect=proof.design_effect)
     if more is None:
         return _Decided("inconclusive", f"{text} No number of cases proves {percent(target)}.")
@@ -288,7 +301,7 @@ def _point(found: Sample, target: float, confidence: float) -> _Decided:
 def _begin(found: Sample, target: float, confidence: float) -> str:
     low, high = found.wilson(confidence)
     return (
-        f"{found.right} of {found.n} right ({percent(found.rate)}, {percent(confidence)} interval "
+        f"{found.right} of {found.n} right ({percent(found.rate, beside=target)}, {percent(confidence)} interval "
         f"{percent_range(low, high)}); target {percent(target)}: "
     )
 
@@ -306,10 +319,25 @@ def _refused(results: Results, counted: int, judge: Judge) -> str:
     asked = len(results.results)
     if not asked:
         return "No case was asked: there is nothing to judge."
-    why = troubles(results.results, judge)
-    lost = asked - counted
+    due = results.due
+    lost, unasked = due - counted, due - asked
     have = "has" if lost == 1 else "have"
+    why = troubles(results.results, judge)
+    if unasked:
+        why = ", ".join(part for part in (why, f"not asked ({unasked})") if part)
+        if results.stopped:
+            why += f", since {results.stopped}" if unasked == lost else f"; {results.stopped}"
     return (
-        f"{lost} of {asked} cases {have} no answer that can be judged: {why}. {percent(counted / asked)} were "
-        f"answered, and a verdict takes {percent(COMPLETION)}: see to the server, and ask again."
+        f"{lost} of {due} cases {have} no answer that can be judged: {why}. "
+        f"{percent(counted / due, beside=COMPLETION)} were answered, and a verdict takes {percent(COMPLETION)}: "
+        f"{_remedy(results, judge, lost)}."
     )
+
+
+def _remedy(results: Results, judge: Judge, lost: int) -> str:
+    """What to do about answers that are missing."""
+    needed = contexts.needed(results, judge)
+    if needed is None:
+        return "see to the server, and ask again"
+    others = lost > len(contexts.unfit(results.results, judge))
+    return f"{needed}{'. See to the server, too' if others else ''}, and ask again"

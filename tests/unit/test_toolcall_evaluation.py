@@ -333,12 +333,29 @@ def test_a_client_that_cannot_look_gives_up_at_the_third_lost_connection_in_a_ro
     assert len(client.asked) == 4
 
 
+@pytest.mark.parametrize("host", ["db<|im_end|>", "web<|im_end|>", "web", "db", "<|im_end|>", 7])
+@pytest.mark.parametrize("expected", ["db", "web", "mail"])
+def test_what_is_told_does_not_hang_on_the_right_call(host: Any, expected: str) -> None:
+    """Whichever call is right: the same retry with the same words, or none at all."""
+    answer = called({"host": host})
+    told = []
+    for right in (expected, "nothing that any answer has"):
+        wanted = [ExpectedCall(name="ping_host", arguments={"host": [right]})]
+        client = Scripted(answer)
+        result = only(run(client, set_=CaseSet(name="own", cases=[case(0, wanted)], digest="0" * 16)))
+        if result.first.outcome == "wrong":
+            told.append([request["messages"] for request in client.asked[1:]])
+    assert all(one == told[0] for one in told)
+    assert expected == "db" or "right" not in json.dumps(told)
+
+
 def test_five_cases_in_a_row_without_an_answer_are_enough() -> None:
     """The rest of three hundred would only wait for their time-outs; the results say so."""
     results = run(client := Scripted(RequestTimeout("nothing within 300 s")), 30)
     assert (len(client.asked), len(results.results), results.planned) == (5, 5, 30)
     assert results.stopped == "the last 5 cases got no answer that could be judged: the other 25 were not asked"
     assert results.notes == [f"{results.stopped}; the last error was: nothing within 300 s"]
+    assert (results.decided, results.due) == (False, 30)
 
 
 def test_enough_is_asked_after_each_case_and_its_reason_is_kept() -> None:
@@ -349,6 +366,7 @@ def test_enough_is_asked_after_each_case_and_its_reason_is_kept() -> None:
 
     results = run(Scripted(RIGHT), 9, enough=three)
     assert (len(results.results), results.planned, results.stopped) == (3, 9, "decided")
+    assert (results.decided, results.due) == (True, 3)
 
 
 def test_a_seed_decides_the_order_and_a_limit_how_many() -> None:
@@ -496,6 +514,26 @@ def test_a_body_without_end_is_ended_by_its_size() -> None:
         feed(collector, 10_000, b'{"choices": [{"message": {"content": "' + b"x" * 60_000)
     assert guard.taken < 1_300_000
     assert len(guard.text) <= Guard.KEPT
+
+
+def test_one_event_without_end_did_not_end() -> None:
+    """A stream whose only event grows and grows is no answer that was never begun."""
+    guard = guard_of(16)
+    collector = Collector(backend="b", path="POST /", status=200, content_type="text/event-stream", guard=guard)
+    with pytest.raises(RequestFailed, match="did not end"):
+        feed(collector, 10_000, b'data: {"choices": [{"delta": {"content": "' + b"x" * 60_000)
+    assert '"content"' in guard.text
+    assert len(guard.text) <= Guard.KEPT
+
+    class Growing(VramClient):
+        def chat(self, messages: Any, *, guard: Guard | None = None, **body: Any) -> Reply:
+            assert guard is not None
+            guard.stopped = "the answer did not end: it was stopped after 3 MiB"
+            guard.keep('data: {"choices": [{"delta": {"content": "la la')
+            raise RequestFailed("the answer did not end", status=200)
+
+    first = only(run(Growing(Target(name="b", url="http://127.0.0.1:1")), retries=0)).first
+    assert (first.outcome, first.kind) == ("wrong", "runaway")
 
 
 class Slow(VramClient):

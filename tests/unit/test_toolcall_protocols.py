@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 
 from pytest_vram.errors import BackendDied, BadSpec, RequestFailed
 from pytest_vram.spec import Sampling, ToolCalling
 from pytest_vram.toolcalls import biases
 from pytest_vram.toolcalls.cases import Case, Tool
+from pytest_vram.toolcalls.diagnosis import Diagnosis
 from pytest_vram.toolcalls.evaluation import request_of
-from pytest_vram.toolcalls.protocols import answer_schema, signature
+from pytest_vram.toolcalls.protocols import answer_schema, call_id, signature
+from pytest_vram.toolcalls.retrying import answered_with, continued
 
 DISK = Tool(
     name="disk_usage",
@@ -60,10 +64,88 @@ def asked(
 
 
 def test_tools_are_sent_as_openai_has_them_and_the_conversation_as_it_is() -> None:
-    """Nothing is added to what the case says; what is not set is the engine's choice."""
+    """Nothing is added to what the case says but ids that every template takes; what is not set is the engine's choice."""
     messages, body = asked()
-    assert messages == CASE.messages
+    (call,) = messages[2]["tool_calls"]
+    assert re.fullmatch("[A-Za-z0-9]{9}", call["id"])
+    assert messages[3]["tool_call_id"] == call["id"]
+    assert (call["function"], messages[3]["content"]) == ({"name": "uptime", "arguments": "{}"}, "41 days")
+    assert [messages[index] for index in (0, 1, 4)] == [CASE.messages[index] for index in (0, 1, 4)]
+    assert CASE.messages[3]["tool_call_id"] == "c1"  # the case is not changed
     assert body == {"temperature": 0.0, "seed": 0, "max_tokens": 512, "tools": [DISK.as_openai(), UPTIME.as_openai()]}
+
+
+def test_ids_of_nine_letters_and_digits_are_kept() -> None:
+    """Others are made so: the same always the same, different ones different, whatever they are."""
+    assert call_id("aB3dE5g71") == "aB3dE5g71"
+    made = [call_id(one) for one in ("c1", "c2", "call_0123456789abcdef", "", None, 7, "\ud800", "id mit ß und Wort")]
+    assert all(re.fullmatch("[A-Za-z0-9]{9}", one) for one in made)
+    assert len(set(made)) == len(made)
+    assert call_id("c1") == made[0]
+
+
+@pytest.mark.parametrize("protocol", ["json_schema", "few_shot"])
+@pytest.mark.parametrize(
+    "roles",
+    [
+        "u",
+        "su",
+        "a u",
+        "s a u",
+        "u a u",
+        "u u a a u",
+        "u s u",
+        "u c t u",
+        "u c t",
+        "u c c t t",
+        "c t u",
+        "u a",
+        "d u",
+        "u c t t a u",
+    ],
+)
+def test_turns_alternate_and_the_user_begins(protocol: str, roles: str) -> None:
+    """Gemma's and other templates refuse any other conversation; also after a retry."""
+    call = {"id": "x", "type": "function", "function": {"name": "uptime", "arguments": "{}"}}
+    of: dict[str, dict[str, Any]] = {
+        "s": {"role": "system", "content": "Be short."},
+        "d": {"role": "developer", "content": "Be short."},
+        "u": {"role": "user", "content": "And now?"},
+        "a": {"role": "assistant", "content": "Well."},
+        "c": {"role": "assistant", "content": None, "tool_calls": [call]},
+        "t": {"role": "tool", "tool_call_id": "x", "content": "41 days"},
+    }
+    case = msgspec.structs.replace(CASE, messages=[of[letter] for letter in roles.replace(" ", "")])
+    messages, _ = request_of(case, sampling=Sampling(), calling=ToolCalling(protocol=protocol))
+    broken = Diagnosis(well_formed=False, kind="missing_bracket", knowable="A bracket is missing.")
+    answers: list[dict[str, Any] | None] = [
+        {"role": "assistant", "content": '{"calls": ['},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        None,
+    ]
+    for answer in answers:
+        whole = continued(messages, answer, broken, case.tools, protocol)
+        turns = [message["role"] for message in whole]
+        assert turns == ["system", *("user", "assistant") * len(turns)][: len(turns)]
+        assert turns[-1] == "user"
+        assert "A bracket is missing." in whole[-1]["content"]
+        assert all(set(message) == {"role", "content"} for message in whole)
+        assert whole[: len(messages) - 1] == messages[:-1]
+
+
+def test_calls_that_go_back_have_ids_of_their_own_that_every_template_takes() -> None:
+    """Those of the answer are often longer, missing or twice the same."""
+    function = {"name": "uptime", "arguments": "{}"}
+    calls = [
+        {"id": one, "function": function} for one in ("chatcmpl-tool-0123456789abcdef", "x", "x", "x", None, "abcdefghi")
+    ]
+    broken = Diagnosis(well_formed=True, kind="missing_field", knowable="Something is missing.")
+    answer, *told = answered_with({"content": "", "tool_calls": calls}, broken, CASE.tools)
+    ids = [call["id"] for call in answer["tool_calls"]]
+    assert all(re.fullmatch("[A-Za-z0-9]{9}", one) for one in ids)
+    assert len(set(ids)) == len(ids) == 6
+    assert [one["tool_call_id"] for one in told] == ids
+    assert ids[-1] == "abcdefghi"
 
 
 def test_every_setting_reaches_the_request() -> None:

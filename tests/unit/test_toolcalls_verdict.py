@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytest_vram.toolcalls.counting import percent
 from pytest_vram.toolcalls.results import Answer, CaseResult, Results
 from pytest_vram.toolcalls.verdict import MODES, Mode, judge, problem, sequential
 
@@ -230,7 +231,8 @@ def test_stopping_while_asking_is_the_verdict_afterwards() -> None:
                 why = enough(seen)
                 if why is not None:
                     break
-            stopped = made(answers[: len(seen)], per_family=per_family, planned=300, stopped=why)
+            fields = {"planned": 300, "stopped": why, "decided": why is not None}
+            stopped = made(answers[: len(seen)], per_family=per_family, **fields)
             verdict = judge(stopped, target=0.94, mode="sprt")
             assert verdict.outcome == judge(whole, target=0.94, mode="sprt").outcome
             if why is not None:
@@ -283,3 +285,51 @@ def test_arguments_that_make_no_sense_are_named(changed: dict[str, Any], part: s
         assert part in str(found)
         with pytest.raises(ValueError, match=r"."):
             judge(rate(9, 10), **usual | changed)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_cases_that_were_given_up_are_missing(mode: Mode) -> None:
+    """Whether all that were asked have an answer or nearly so: of those planned a third has none, and nothing passes."""
+    why = "the last 5 cases got no answer that could be judged: the other 95 were not asked"
+    gave_up = made([RIGHT] * 195 + [GONE] * 5, planned=300, stopped=why)
+    verdict = judge(gave_up, target=0.94, mode=mode)
+    assert (verdict.outcome, verdict.completion) == ("error", 0.65)
+    assert verdict.text == (
+        "105 of 300 cases have no answer that can be judged: The connection was lost in mid-answer (5), not asked (100); "
+        f"{why}. 65 % were answered, and a verdict takes 95 %: see to the server, and ask again."
+    )
+    interrupted = judge(made([RIGHT] * 250, planned=300, stopped="interrupted"), target=0.94, mode=mode)
+    assert (interrupted.outcome, interrupted.rate) == ("error", 1.0)
+    assert "50 of 300 cases have no answer that can be judged: not asked (50), since interrupted." in interrupted.text
+
+
+def test_a_sequential_decision_needs_no_more_cases() -> None:
+    """What decided is all that had to be asked."""
+    decided = made([RIGHT] * 54, planned=300, stopped="the sequential test passed after 54 of 300 cases", decided=True)
+    verdict = judge(decided, target=0.94, mode="sprt")
+    assert (verdict.outcome, verdict.completion, verdict.planned) == ("passed", 1.0, 300)
+
+
+@pytest.mark.parametrize(
+    ("right", "n", "target", "part"),
+    [
+        (299, 300, 1.0, "at most 99.98 %."),
+        (299, 300, 1.0, "299 of 300 right (99.7 %"),
+        (2999, 3000, 1.0, "2999 of 3000 right (99.97 %"),
+        (47, 50, 0.94, "47 of 50 right (94 %"),
+        (9399, 10000, 0.94, "9399 of 10000 right (93.99 %"),
+    ],
+)
+def test_rounding_contradicts_no_verdict(right: int, n: int, target: float, part: str) -> None:
+    """A figure that differs from the target is not printed as the target."""
+    assert part in judge(rate(right, n), target=target).text
+
+
+def test_a_share_beside_another_has_digits_enough() -> None:
+    """One digit, unless two that differ would be the same."""
+    assert percent(0.9998, beside=1.0) == "99.98 %"
+    assert percent(0.94000004, beside=0.94) == "94.000004 %"
+    assert percent(0.94, beside=0.94) == "94 %"
+    assert percent(0.9031) == "90.3 %"
+    assert percent(-0.0001) == "0 %"
+    assert percent(0.1) == "10 %"
