@@ -27,6 +27,7 @@ from pytest_vram.spec import Limits, as_table, without_secrets
 
 if TYPE_CHECKING:
     from pytest_vram.accuracy import Asked, ToolcallResult
+    from pytest_vram.toolcalls.results import Results
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,17 +161,18 @@ def record_of(found: ToolcallResult) -> ToolcallRecord:
     return ToolcallRecord(
         verdict=found.verdict,
         asked=_asked(found.asked),
-        baseline=_asked(compared) if compared is not None else None,
-        worst=worst_cases(found.results, found.verdict.judge),
+        baseline=_asked(compared, among=found.results) if compared is not None else None,
+        worst=worst_cases(found.results, found.verdict.judge, baseline=found.baseline),
     )
 
 
-def _asked(asked: Asked) -> AskedRecord:
+def _asked(asked: Asked, *, among: Results | None = None) -> AskedRecord:
     return asked_record(
         asked.results,
         file=str(asked.path) if asked.path is not None else None,
         reused=asked.reused,
         notes=[asked.trouble] if asked.trouble is not None else [],
+        among=among,
     )
 
 

@@ -113,10 +113,10 @@ def share(argument: str, value: object, *, most: float = math.inf) -> float:
 
     :raises ValueError: naming what is accepted; a percentage is told how to be written as a share.
     """
-    said = f"{argument}={value!r}"
+    said = f"{argument}={_shown(value)}"
     if isinstance(value, str):
         raise ValueError(f"{said} is a string and not a number: write it without quotes, such as {_EXAMPLES[argument]}")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
         raise ValueError(f"{said} is not a number: write a share such as {_EXAMPLES[argument]}")
     if 1 < value <= 100 and most <= 1:
         raise ValueError(f"{said} is not a share: write {value / 100:.10g}")
@@ -125,6 +125,19 @@ def share(argument: str, value: object, *, most: float = math.inf) -> float:
             f"{said} is not a share above 0{' and at most 1' if most <= 1 else ''}: write such as {_EXAMPLES[argument]}"
         )
     return float(value)
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float holds
+        return False
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"(a number of {value.bit_length()} bits)"  # Python writes none of more than 4,300 digits
+    return repr(value)
 
 
 def _place(argument: str, value: object, accepted: str) -> str | None:
@@ -227,7 +240,7 @@ def read(name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> d
         raise BadMarker(f"@{name}: {error}; write {marker.signature}") from None
     try:
         return marker.check(*args, **kwargs)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise BadMarker(f"@{name}: {error}; write {marker.signature}") from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
@@ -22,6 +23,7 @@ __tracebackhide__ = of_ours
 LARGEST = 64 << 20
 #: Bytes of a failed answer's body that its error keeps.
 _KEPT = 1 << 16
+_LINE_END = re.compile(rb"[\r\n]")
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,9 +151,10 @@ class Collector:
         if not self._events:
             return
         carried = self._carried
-        while (end := self._buffer.find(b"\n", seen)) >= 0:
-            line = bytes(self._buffer[:end]).strip()
-            del self._buffer[: end + 1]
+        # A line ends in CR, LF or both: what is between the two is a blank line, which says nothing.
+        while (end := _LINE_END.search(self._buffer, seen)) is not None:
+            line = bytes(self._buffer[: end.start()]).strip()
+            del self._buffer[: end.end()]
             seen = 0
             self._line(line, elapsed)
         self.arrivals += self._carried > carried

@@ -6,7 +6,9 @@ import argparse
 import contextlib
 import datetime
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,7 +21,7 @@ from pytest_vram.backends.addresses import root_of
 from pytest_vram.backends.client import Target, VramClient
 from pytest_vram.cli import deployment, project
 from pytest_vram.cli.output import FAILS, HOLDS, INCONCLUSIVE, INTERRUPTED, Answer, progress
-from pytest_vram.errors import BadInput, BadMarker, KeeperError, RequestFailed, VramError
+from pytest_vram.errors import BadCases, BadInput, BadMarker, KeeperError, RequestFailed, VramError
 from pytest_vram.keeper.messages import Finish
 from pytest_vram.needs import Plan
 from pytest_vram.report.toolcall_lines import asked_lines, defect_lines, paired_lines, rate_line
@@ -68,11 +70,18 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Interrupted(Exception):
-    """Ctrl-C while cases were asked. :ivar results: what was answered until then."""
+    """Ctrl-C while cases were asked, with what became of the answers until then."""
 
-    def __init__(self, results: Results) -> None:
-        super().__init__()
-        self.results = results
+
+class Asked(NamedTuple):
+    """Results, and the file that has them; ``None`` where it could not be written."""
+
+    results: Results
+    path: Path | None
+
+    def record(self, *, among: Results | None = None) -> AskedRecord:
+        """As reports have it."""
+        return asked_record(self.results, file=str(self.path) if self.path is not None else None, among=among)
 
 
 def run(options: argparse.Namespace, rest: list[str]) -> Answer:
@@ -83,12 +92,41 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
     if rest:
         raise BadInput(f"vram toolcalls run does not take {rest[0]!r}: see vram toolcalls run --help")
     wanted = _wanted(options)
+    try:
+        with _told_to_end():
+            return _asked(options, wanted)
+    except Interrupted as stopped:
+        progress(f"vram toolcalls: interrupted: {stopped}")
+        return Answer(code=INTERRUPTED, document=None)
+
+
+def _asked(options: argparse.Namespace, wanted: Wanted) -> Answer:
     if options.url is not None:
         return _at_url(options, wanted)
     for name in ("model", "api_key_env"):
         if getattr(options, name) is not None:
             raise BadInput(f"{_flag(name)} belongs to --url: a backend of the config file has its own")
     return _of_config(options, wanted)
+
+
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[None]:
+    """SIGTERM and SIGHUP, which CI and a closed terminal send, end a run as Ctrl-C does: nothing answered is lost."""
+
+    def end(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+                before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # ---------------------------------------------------------------- arguments
@@ -161,8 +199,14 @@ def _output(text: str | None) -> Path | None:
     if text is None:
         return None
     path = Path.cwd() / Path(text).expanduser()
-    if path.is_dir() or not path.parent.is_dir():
-        raise BadInput(f"--output {text}: write the name of a file in a folder that is there")
+    try:
+        if path.is_dir() or not path.parent.is_dir():
+            raise BadInput(f"--output {text}: write the name of a file in a folder that is there")
+        results_files.check_place(path)
+    except BadCases as error:
+        raise BadInput(f"--output {text}: {error}") from None
+    except OSError as error:  # such as a name that no file can have
+        raise BadInput(f"--output {text}: {error.strerror or error}") from None
     return path
 
 
@@ -195,6 +239,11 @@ def _at_url(options: argparse.Namespace, wanted: Wanted) -> Answer:
         if not key:
             raise BadInput(
                 f"--api-key-env {options.api_key_env}: there is no such environment variable, or it is empty"
+            )
+        if not key.isascii() or not key.isprintable() or key != key.strip():
+            raise BadInput(
+                f"--api-key-env {options.api_key_env}: the variable holds blanks at its ends, line ends or characters"
+                " outside ASCII, so no header can carry it"
             )
     url = root_of(options.url, "--url")
     target = Target(name=options.model or "url", url=url, api_key=key, model=options.model)
@@ -258,7 +307,7 @@ def _of_config(options: argparse.Namespace, wanted: Wanted) -> Answer:
             raise BadInput(f"--baseline {options.baseline} is the backend that is asked: name another one")
         made.pool.plan(other)
     made.pool.plan(spec)  # what cannot be started is said before anything is
-    repeated: Results | None = None
+    repeated: Asked | None = None
     with _ending(made):
         if other is not None:
             earlier, repeated = _asked_before(made, other, wanted, twice=options.aa)
@@ -269,7 +318,7 @@ def _of_config(options: argparse.Namespace, wanted: Wanted) -> Answer:
 
 def _baseline(
     options: argparse.Namespace, wanted: Wanted, backends: Mapping[str, BackendSpec]
-) -> tuple[Results | None, BackendSpec | None]:
+) -> tuple[Asked | None, BackendSpec | None]:
     """Earlier results of a file, or the spec of another backend."""
     name = options.baseline
     if name is None:
@@ -290,14 +339,15 @@ def _baseline(
             f"--baseline {name} has results of other cases ({earlier.cases}, digest {earlier.digest}) than are asked"
             f" ({wanted.cases.name}, digest {wanted.cases.digest}): ask both the same"
         )
-    return earlier, None
+    return Asked(earlier, path), None
 
 
-def _asked_before(made: Run, spec: BackendSpec, wanted: Wanted, *, twice: bool) -> tuple[Results, Results | None]:
+def _asked_before(made: Run, spec: BackendSpec, wanted: Wanted, *, twice: bool) -> tuple[Asked, Asked | None]:
     """The baseline, asked before the backend itself; the keeper ends its server when there is no room for both."""
     with _started(made, spec) as server:
-        first = _ask(server, wanted, f"baseline {spec.name}")
-        second = _ask(server, wanted, f"baseline {spec.name} again") if twice else None
+        folder, name = Path(made.identity.folder), f"baseline {spec.name}"
+        first = _ask(server, wanted, name, folder / f"toolcalls-{spec.name}.json")
+        second = _ask(server, wanted, f"{name} again", folder / f"toolcalls-{spec.name}-again.json") if twice else None
     return first, second
 
 
@@ -337,14 +387,18 @@ def _ask(
     server: Server,
     wanted: Wanted,
     name: str,
+    path: Path,
     *,
     enough: Callable[[Any], str | None] | None = None,
-) -> Results:
-    """:raises Interrupted: Ctrl-C, with what was answered until then."""
+) -> Asked:
+    """Ask, and keep the answers in a file, also those until a Ctrl-C.
+
+    :raises Interrupted: Ctrl-C.
+    """
     told = Live(name)
     began = datetime.datetime.now(datetime.UTC)
     try:
-        return accuracy.ask(
+        found = accuracy.ask(
             server.client,
             server.spec,
             wanted.cases,
@@ -373,9 +427,14 @@ def _ask(
             started=began.isoformat(timespec="seconds"),
             seconds=(datetime.datetime.now(datetime.UTC) - began).total_seconds(),
         )
-        raise Interrupted(partial) from None
+        where = _saved(partial, path)
+        raise Interrupted(
+            f"{len(partial.results)} of {partial.planned} cases were answered"
+            f"{f', and are in {where}' if where is not None else ''}"
+        ) from None
     finally:
         told.close()
+    return Asked(found, _saved(found, path))
 
 
 def _answer(
@@ -383,28 +442,24 @@ def _answer(
     wanted: Wanted,
     path: Path,
     *,
-    earlier: Results | None = None,
-    repeated: Results | None = None,
+    earlier: Asked | None = None,
+    repeated: Asked | None = None,
 ) -> Answer:
     judged = wanted.judged
     enough = None
     if judged is not None and judged["mode"] == "sprt" and earlier is None:
         most = min(wanted.limit or _LARGEST, len(wanted.cases.cases))
         enough = verdict.sequential(judged["target"], judged["margin"], judged["confidence"], most, wanted.judge)
-    try:
-        found = _ask(server, wanted, server.spec.name, enough=enough)
-    except Interrupted as stopped:
-        found = stopped.results
-        where = _saved(found, path)
-        progress(
-            f"vram toolcalls: interrupted: {len(found.results)} of {found.planned} cases were answered"
-            f"{f', and are in {where}' if where is not None else ''}"
-        )
-        return Answer(code=INTERRUPTED, document=None)
-    where = _saved(found, path)
-    before = asked_record(earlier) if earlier is not None else None
-    asked = asked_record(found, file=str(where) if where is not None else None)
-    return _judged(wanted, found, asked, before, earlier, repeated)
+    found = _ask(server, wanted, server.spec.name, path, enough=enough)
+    before = earlier.record(among=found.results) if earlier is not None else None
+    return _judged(
+        wanted,
+        found.results,
+        found.record(),
+        before,
+        earlier.results if earlier is not None else None,
+        repeated.results if repeated is not None else None,
+    )
 
 
 def _saved(found: Results, path: Path) -> Path | None:
@@ -446,7 +501,7 @@ def _judged(
         paired=paired,
         asked=asked,
         baseline=before,
-        worst=worst_cases(found, wanted.judge),
+        worst=worst_cases(found, wanted.judge, baseline=earlier),
         defects=defect_tables([(before, asked)]),
     )
     return Answer(code=_code(document), document=document, lines=tuple(_lines(document)))

@@ -16,6 +16,7 @@ WIDTH = 80
 SHOWN = 3
 _LINES = 4
 _KINDS = 12
+_LOST = 10
 _NAME = 20
 _CELL = 13
 
@@ -31,10 +32,10 @@ def failure_lines(record: ToolcallRecord, width: int = WIDTH) -> list[str]:
 def verdict_lines(record: ToolcallRecord) -> list[str]:
     """The sentences of the verdict and of the comparison; first what brought the outcome about."""
     verdict, paired = record.verdict, record.paired
-    texts = [verdict.text]
-    if paired is not None and paired.text not in verdict.text:
-        texts.insert(0 if paired.outcome == verdict.outcome else 1, paired.text)
-    lines = [line for text in texts for line in text.splitlines() if line.strip()]
+    told = [line for line in verdict.text.splitlines() if line.strip()]
+    compared = paired_lines(paired)
+    first = paired is not None and paired.outcome == verdict.outcome
+    lines = [*compared, *told] if first else [*told, *compared]
     return lines or [f"tool calls: {verdict.outcome}"]
 
 
@@ -64,8 +65,15 @@ def _paired_notes(record: ToolcallRecord | ToolcallDocument) -> list[str]:
 
 
 def paired_lines(paired: Paired | None) -> list[str]:
-    """The sentences of a comparison."""
-    return [line for line in paired.text.splitlines() if line.strip()] if paired is not None else []
+    """The sentences of a comparison, and which cases were lost."""
+    if paired is None:
+        return []
+    lines = [line for line in paired.text.splitlines() if line.strip()]
+    if paired.lost_ids:
+        shown = ", ".join(map(printable, paired.lost_ids[:_LOST]))
+        more = f" and {paired.lost - _LOST} more" if paired.lost > _LOST else ""
+        lines.append(f"Right before and wrong now: {shown}{more}.")
+    return lines
 
 
 def rate_line(asked: AskedRecord) -> str:

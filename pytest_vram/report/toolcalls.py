@@ -149,9 +149,21 @@ class DefectTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def asked_record(
-    results: Results, *, file: str | None = None, reused: bool = False, notes: Sequence[str] = ()
+    results: Results,
+    *,
+    file: str | None = None,
+    reused: bool = False,
+    notes: Sequence[str] = (),
+    among: Results | None = None,
 ) -> AskedRecord:
-    """Rates and kinds of one backend's results."""
+    """Rates and kinds of one backend's results.
+
+    :param among: results that these are compared with: only cases that both answered are counted.
+    """
+    if among is not None:
+        compared = {result.id for result in among.counted()}
+        answered = [result for result in results.results if result.id in compared]
+        results = msgspec.structs.replace(results, results=answered)
     counted = results.counted()
     return AskedRecord(
         backend=results.backend,
@@ -219,9 +231,21 @@ def _order(kind: str) -> int:
     return KINDS.index(kind) if kind in KINDS else len(KINDS)
 
 
-def worst_cases(results: Results, judge: str, most: int = WORST) -> list[WorstCase]:
-    """The cases to look at first: one of each kind, the most frequent kind first, then the second of each …"""
+def worst_cases(results: Results, judge: str, most: int = WORST, *, baseline: Results | None = None) -> list[WorstCase]:
+    """The cases to look at first: one of each kind, the most frequent kind first, then the second of each …
+
+    :param baseline: what they are compared with: cases that it has right come before all others.
+    """
     wrong = [result for result in results.counted() if result.judged(judge).outcome == "wrong"]
+    before: set[str] = set()
+    if baseline is not None:
+        before = {result.id for result in baseline.results if result.judged(judge).outcome == "right"}
+    lost = _one_of_each_kind([result for result in wrong if result.id in before], judge, most)
+    rest = _one_of_each_kind([result for result in wrong if result.id not in before], judge, most - len(lost))
+    return [_worst(result, judge) for result in [*lost, *rest]]
+
+
+def _one_of_each_kind(wrong: Iterable[CaseResult], judge: str, most: int) -> list[CaseResult]:
     by_kind: dict[str, list[CaseResult]] = {}
     for result in wrong:
         by_kind.setdefault(result.judged(judge).kind, []).append(result)
@@ -231,7 +255,7 @@ def worst_cases(results: Results, judge: str, most: int = WORST) -> list[WorstCa
         chosen += [by_kind[kind][place] for kind in kinds if place < len(by_kind[kind])]
         if len(chosen) >= most:
             break
-    return [_worst(result, judge) for result in chosen[:most]]
+    return chosen[: max(0, most)]
 
 
 def _worst(result: CaseResult, judge: str) -> WorstCase:

@@ -19,6 +19,9 @@ from pytest_vram.toolcalls.counting import answered, design_effect, percent, poi
 from pytest_vram.toolcalls.results import Results
 from pytest_vram.toolcalls.verdict_terms import COMPLETION, FEW, Judge
 
+#: Lost cases that are listed.
+LOST_IDS = 100
+
 
 class Paired(msgspec.Struct, frozen=True, kw_only=True):
     """Two deployments on the same cases.
@@ -27,8 +30,9 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
         other way round. :ivar difference: rate now minus rate before, as a share, with one-sided bounds ``low`` and
         ``high``: the wider of Tango's on n ÷ design effect and of those from the variance
         between families.
-    :ivar p_value: McNemar's exact test, for display. :ivar outcome: ``passed`` (not worse by more than the margin),
-        ``failed`` (significantly worse, and by more than the margin), ``inconclusive``.
+    :ivar lost_ids: the lost cases, the first hundred of them. :ivar p_value: McNemar's exact test, for display.
+    :ivar outcome: ``passed`` (not worse by more than the margin), ``failed`` (significantly worse, and by more than the
+        margin), ``inconclusive``.
     """
 
     baseline: str
@@ -42,6 +46,7 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
     p_value: float
     outcome: Literal["passed", "failed", "inconclusive"]
     text: str
+    lost_ids: list[str] = []
     families_lost: int = 0
     families_won: int = 0
     design_effect: float = 1.0
@@ -71,6 +76,7 @@ def compare(
             )
     changes = _changes(results, baseline, judge)
     notes = _differences(results, baseline, judge)
+    notes += _left_out(results, baseline, changes.n, judge)
     thin = [
         f"only {percent(share, beside=COMPLETION)} of the cases of {side.backend} have an answer"
         for side in (results, baseline)
@@ -110,6 +116,7 @@ def compare(
         p_value=mcnemar_exact(lost, won),
         outcome=outcome,
         text=_text(baseline.backend, changes, low, high, outcome, margin, confidence, effect, thin),
+        lost_ids=changes.lost_ids[:LOST_IDS],
         families_lost=sum(value < 0 for value in sums),
         families_won=sum(value > 0 for value in sums),
         design_effect=effect,
@@ -123,6 +130,7 @@ class _Changes:
     def __init__(self) -> None:
         self.counts = ClusterTally()
         self.lost = self.won = 0
+        self.lost_ids: list[str] = []
 
     @property
     def n(self) -> int:
@@ -141,6 +149,8 @@ def _changes(results: Results, baseline: Results, judge: Judge) -> _Changes:
             change = (result.judged(judge).outcome == "right") - before[result.id]
             changes.counts.add(result.family, float(change))
             changes.lost += change < 0
+            if change < 0:
+                changes.lost_ids.append(result.id)
             changes.won += change > 0
     return changes
 
@@ -222,6 +232,22 @@ def _differences(results: Results, baseline: Results, judge: Judge) -> list[str]
     if results.stopped or baseline.stopped:
         names = [side.backend for side in (results, baseline) if side.stopped]
         notes.append(f"asking {' and '.join(names)} stopped early: only cases that both were asked are compared")
+    return notes
+
+
+def _left_out(results: Results, baseline: Results, pairs: int, judge: Judge) -> list[str]:
+    """Cases that only one of the two answered."""
+    notes = []
+    for side, other in ((results, baseline), (baseline, results)):
+        n = len(answered(side.results, judge))
+        if pairs < n:
+            asked = {result.id for result in other.results}
+            missing = sum(result.id not in asked for result in side.results)
+            why = " (another seed or limit, or it stopped early)" if missing else ""
+            notes.append(
+                f"{pairs} of the {n} cases that {side.backend} answered are compared: {other.backend} has no answer to "
+                f"the others{why}"
+            )
     return notes
 
 

@@ -153,13 +153,17 @@ def _write(path: Path, content: bytes, *, keep: bool) -> None:
                 temporary.unlink()
 
 
+def _status(path: Path) -> os.stat_result:
+    return path.stat()
+
+
 def _is_sink(path: Path) -> bool:
     """Whether it is a device that takes what is written, such as ``/dev/null``.
 
     :raises BadCases: something is there that is neither that nor a file.
     """
     try:
-        mode = path.stat().st_mode
+        mode = _status(path).st_mode
     except FileNotFoundError:
         return False
     if stat.S_ISCHR(mode):

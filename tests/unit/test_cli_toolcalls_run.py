@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,8 +99,12 @@ def test_earlier_results_are_compared_case_by_case(cli: Cli) -> None:
         code, out, _ = cli("--url", url, "--baseline", "before.json")
         assert code == 1
         assert "Compared with scripted on 60 cases" in out
+        assert "Right before and wrong now: case-" in out
         assert "baseline" in out
         assert cli("--url", url, "--baseline", "before.json", "--target", "0.2")[0] == 1
+        _, part = document(cli, "--url", url, "--baseline", "before.json", "--limit", "20")
+        assert part["baseline"]["n"] == part["asked"]["n"] == part["paired"]["pairs"] == 20
+        assert any("20 of the 60 cases that scripted answered are compared" in note for note in part["paired"]["notes"])
         write_cases(Path(), 50, "fewer.jsonl")
         code, _, err = cli("--url", url, "--cases", "fewer.jsonl", "--baseline", "before.json")
         assert code == 2
@@ -122,6 +129,85 @@ def test_ctrl_c_keeps_what_was_answered(cli: Cli, monkeypatch: pytest.MonkeyPatc
     assert "7 of 60 cases were answered, and are in" in err
     kept = read("kept.json")
     assert (len(kept.results), kept.planned, kept.stopped) == (7, 60, "interrupted")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_is_told_to_end_keeps_what_was_answered(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """CI sends SIGTERM, a closed terminal SIGHUP; afterwards the signals do what they did before."""
+    from pytest_vram.cli import toolcalls_run
+
+    once = toolcalls_run.Live.__call__
+
+    def until_seven(self: toolcalls_run.Live, result: Any, planned: int) -> None:
+        once(self, result, planned)
+        if len(self.results) == 7:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(toolcalls_run.Live, "__call__", until_seven)
+    before = signal.getsignal(number)
+    with answering(Script()) as url:
+        code, _, err = cli("--url", url, "--output", "kept.json")
+    assert code == 130
+    assert "interrupted: 7 of 60 cases were answered, and are in" in err
+    assert read("kept.json").stopped == "interrupted"
+    assert signal.getsignal(number) == before
+
+
+def test_an_interrupt_while_the_command_is_imported_has_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No traceback, whenever it comes."""
+    from pytest_vram.cli import entry
+
+    def interrupted(argv: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(entry, "main", interrupted)
+    assert main(["toolcalls"]) == 130
+
+
+@pytest.mark.parametrize("kind", ["pipe", "long", "folder"])
+def test_a_place_that_takes_no_results_is_told_before_anything_is_asked(cli: Cli, kind: str) -> None:
+    """What is there and is no file is left as it is."""
+    place = Path("place")
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "folder":
+        place.mkdir()
+    else:
+        place = Path("x" * 400)
+    with answering(Script()) as url:
+        code, out, err = cli("--url", url, "--output", str(place))
+    assert (code, out) == (2, "")
+    assert "--output " in err
+    assert "of 60" not in err
+    if kind == "pipe":
+        assert stat.S_ISFIFO(place.stat().st_mode)
+
+
+@pytest.mark.parametrize("key", ["ключ", "\udcff", "secret\nkey", " secret"])
+def test_a_key_that_no_header_can_carry_is_bad_use(cli: Cli, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    """The sentence names the variable and not the key."""
+    monkeypatch.setenv("OWN_KEY", key)
+    code, out, err = cli("--url", "http://127.0.0.1:9", "--api-key-env", "OWN_KEY")
+    assert (code, out) == (2, "")
+    assert "--api-key-env OWN_KEY: the variable holds" in err
+    assert "secret" not in err
+    assert key not in err
+
+
+@pytest.mark.parametrize("mode", ["not_below", "proven", "sprt", "point"])
+def test_a_server_that_falls_silent_passes_nothing(cli: Cli, mode: str) -> None:
+    """All that were answered are right, and a sixth was not asked any more."""
+    faults = [Fault(kind="http_500", requests=list(range(45, 60)))]
+    with answering(Script(faults=faults)) as url:
+        code, answer = document(
+            cli, "--url", url, "--target", "0.94", "--mode", mode, "--retries", "0", "--margin", "0.01"
+        )
+    assert code == 3
+    assert answer["verdict"]["outcome"] == "error"
+    assert answer["verdict"]["completion"] == 0.75
+    assert "not asked (10)" in answer["verdict"]["text"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pytest_vram.backends.client import Target, VramClient
+from pytest_vram.backends.reply import Collector
 from pytest_vram.errors import BackendDied, RequestTimeout
 
 #: The head of a gzip file with a name, which decodes to nothing while the name goes on.
@@ -75,3 +77,16 @@ def test_a_connection_that_is_lost_in_time_is_no_timeout(dripping: Callable[[byt
     target.timeout = 30.0
     with pytest.raises(BackendDied, match="the connection to backend 'agent' was lost"):
         VramClient(target).chat("hi")
+
+
+@pytest.mark.parametrize("end", [b"\r", b"\n", b"\r\n"])
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_lines_of_a_stream_end_as_events_may(end: bytes, size: int) -> None:
+    """CR, LF or both, wherever the chunks are cut."""
+    pieces = [{"choices": [{"delta": {"content": text}}]} for text in ("one ", "two\r\n", "three")]
+    lines = [b": hello", b"event: message", *(b"data: " + json.dumps(piece).encode() for piece in pieces)]
+    stream = b"".join(line + end + end for line in [*lines, b"data: [DONE]"])
+    collector = Collector(backend="b", path="POST /", status=200, content_type="text/event-stream")
+    for start in range(0, len(stream), size):
+        collector.feed(stream[start : start + size], 0.0)
+    assert collector.decoded()["choices"][0]["message"]["content"] == "one two\r\nthree"

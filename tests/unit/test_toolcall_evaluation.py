@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -474,6 +476,60 @@ def test_files_that_cannot_be_read_or_written_are_told(tmp_path: Path) -> None:
             stored.read(bad)
     with pytest.raises(BadCases, match="cannot be written"):
         stored.save(run(Scripted(RIGHT)), tmp_path / "file" / "x")
+
+
+def test_what_is_no_file_is_neither_read_nor_replaced(tmp_path: Path) -> None:
+    """A named pipe would be waited for, and a device has no end; both are still there afterwards."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    link = tmp_path / "link"
+    link.symlink_to(pipe)
+    results = run(Scripted(RIGHT))
+    for place in (pipe, link):
+        with pytest.raises(BadCases, match="no file"):
+            stored.read(place)
+        for write in (stored.check_place, lambda path: stored.save(results, path)):
+            with pytest.raises(BadCases, match="it is no file; name a file"):
+                write(place)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert link.is_symlink()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["link", "pipe"]
+
+
+def test_a_device_that_takes_everything_is_written_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not replaced by a file, and nothing else is made."""
+    place = tmp_path / "device"
+    place.write_text("")
+    kind = os.stat_result((stat.S_IFCHR | 0o666, *place.stat()[1:]))
+    monkeypatch.setattr(stored, "_status", lambda path: kind)
+    inode = place.stat().st_ino
+    stored.check_place(place)
+    stored.save(run(Scripted(RIGHT)), place)
+    assert place.stat().st_ino == inode
+    assert place.stat().st_size > 100
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_the_target_of_a_link_is_replaced_and_not_the_link(tmp_path: Path) -> None:
+    """A link to where results are kept stays one; its name may be as long as names can be."""
+    target, link = tmp_path / "kept" / ("r" * 250), tmp_path / "latest.json"
+    target.parent.mkdir()
+    target.write_text("old")
+    link.symlink_to(target)
+    results = run(Scripted(RIGHT))
+    stored.check_place(link)
+    assert target.read_text() == "old"
+    stored.save(results, link)
+    assert link.is_symlink()
+    assert stored.read(target) == results
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_results_file_of_any_size_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused when it is too large."""
+    monkeypatch.setattr(stored, "LARGEST", 1 << 20)
+    (path := tmp_path / "r.json").write_bytes(b" " * ((1 << 20) + 1))
+    with pytest.raises(BadCases, match="larger than 1 MiB"):
+        stored.read(path)
 
 
 def streamed(guard: Guard, pieces: int, piece: Callable[[int], Mapping[str, Any]]) -> None:
