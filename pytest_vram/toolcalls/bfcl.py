@@ -211,7 +211,7 @@ def _expected(name: str, arguments: dict[str, Any], tools: list[Tool]) -> Expect
         values: list[Any] = []
         for value in _combinations(allowed):
             blank = value is None or (value == "" and key not in required)
-            if not blank and value not in values and checker.broken(value, properties[key]) is None:
+            if not blank and value not in values and checker.refused(key, value) is None:
                 values.append(value)
         if not values and key not in omittable:
             return None

@@ -137,7 +137,7 @@ def _of_call(case: Case, where: str, call: ExpectedCall, tool: Tool) -> Iterator
             yield _finding(case, "unknown-argument", f"{path}: {call.name} has no such argument")
             continue
         for value in allowed:
-            why = checker.broken(value, properties[name])
+            why = checker.refused(name, value)
             if why is not None:
                 yield _finding(case, "refused-value", f"{path}: the schema of {call.name} refuses a value: {why}")
         if len({json.dumps(value, sort_keys=True) for value in allowed}) < len(allowed):

@@ -57,6 +57,22 @@ def form(parameters: dict[str, Any]) -> list[Flaw]:
     return found
 
 
+class _State:
+    """Of one check: steps that are left, and the texts of long enumerations, which a file may ask for again and again.
+
+    A list is kept beside its texts, so that its identity is not given to another one.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.texts: dict[int, tuple[list[Any], frozenset[str]]] = {}
+
+    def texts_of(self, listed: list[Any]) -> frozenset[str]:
+        if id(listed) not in self.texts:
+            self.texts[id(listed)] = listed, frozenset(map(_canonical, listed))
+        return self.texts[id(listed)][1]
+
+
 class Checker:
     """Holds values against parts of one schema that has no flaws, in bounded time.
 
@@ -64,14 +80,21 @@ class Checker:
     """
 
     def __init__(self, whole: dict[str, Any]) -> None:
+        self._whole = whole
         self._validator = _Bounded(whole, registry=referencing.Registry())
+        self._state = _State()
         self._endless = False
+
+    def refused(self, name: str, value: Any) -> str | None:
+        """Why a value is none of an argument; ``None`` where it is one. :param name: one of the ``properties``."""
+        return self.broken(value, self._whole["properties"][name])
 
     def broken(self, value: Any, schema: Any) -> str | None:
         """Why a value breaks a part of the schema; ``None`` where it keeps it."""
         if self._endless:
             return _ENDLESS
-        steps = _STEPS.set([_MOST_STEPS])
+        self._state.steps = _MOST_STEPS
+        state = _STATE.set(self._state)
         try:
             error = next(self._validator.evolve(schema=schema).iter_errors(value), None)
         except _TooManySteps:
@@ -85,7 +108,7 @@ class Checker:
         except OverflowError:
             return "the number is too large to be checked"
         finally:
-            _STEPS.reset(steps)
+            _STATE.reset(state)
         return None if error is None else error.message
 
 
@@ -102,13 +125,33 @@ def _counted(check: _Check) -> _Check:
     """A keyword of a schema, as one step of those that a value may take."""
 
     def counting(validator: Any, keyword: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        left = _STEPS.get()
-        left[0] -= 1 + (len(keyword) // 10 if isinstance(keyword, list) else 0)  # a long enum takes its time
-        if left[0] < 0:
+        state = _STATE.get()
+        state.steps -= 1
+        if state.steps < 0:
             raise _TooManySteps
         yield from check(validator, keyword, instance, schema) or ()
 
     return counting
+
+
+def _enum(validator: Any, keyword: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    """A long list is searched for a value once, not item by item for each value."""
+    if _canonical(instance) not in _STATE.get().texts_of(keyword):
+        shown = repr(keyword) if len(keyword) <= 20 else f"{repr(keyword[:20])[:-1]}, …]"
+        yield jsonschema.ValidationError(f"{instance!r} is not one of {shown}")
+
+
+def _canonical(value: Any) -> str:
+    """The same text for values that JSON Schema calls equal: 1 and 1.0 are, 1 and true are not."""
+    return json.dumps(_whole_numbers(value), sort_keys=True)
+
+
+def _whole_numbers(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_whole_numbers(one) for one in value]
+    return {key: _whole_numbers(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
@@ -140,7 +183,7 @@ def _additional_properties(validator: Any, keyword: Any, instance: Any, schema: 
 def _unique_items(validator: Any, keyword: Any, instance: Any, schema: Any) -> Iterator[Any]:
     if keyword is not True or not isinstance(instance, list) or len(instance) > _LONGEST_UNIQUE:
         return
-    if len({json.dumps(one, sort_keys=True) for one in instance}) < len(instance):
+    if len({_canonical(one) for one in instance}) < len(instance):
         yield jsonschema.ValidationError(f"{instance!r} has non-unique elements")
 
 
@@ -148,7 +191,7 @@ def _unique_items(validator: Any, keyword: Any, instance: Any, schema: Any) -> I
 _MOST_STEPS = 30_000
 _LONGEST_UNIQUE = 10_000
 _ENDLESS = f"its schema takes more than {_MOST_STEPS} steps to check a value"
-_STEPS: ContextVar[list[int]] = ContextVar("steps")
+_STATE: ContextVar[_State] = ContextVar("state")
 _Bounded = jsonschema.validators.extend(  # type: ignore[no-untyped-call]
     jsonschema.Draft202012Validator,
     {
@@ -159,6 +202,7 @@ _Bounded = jsonschema.validators.extend(  # type: ignore[no-untyped-call]
             "patternProperties": _pattern_properties,
             "additionalProperties": _additional_properties,
             "uniqueItems": _unique_items,
+            "enum": _enum,
         }.items()
         if not name.startswith("unevaluated")  # which search for patterns without a bound
     },
@@ -240,7 +284,9 @@ def _required(schema: dict[str, Any], path: str) -> Iterator[Flaw]:
         yield Flaw(f"{path}.required is no list of names")
         return
     for name in required:
-        if isinstance(properties, dict) and name not in properties:
+        if not isinstance(name, str):
+            yield Flaw(f"{path}.required has {name!r}, which is no name")
+        elif isinstance(properties, dict) and name not in properties:
             near = meant(str(name), properties)
             hint = f": did you mean {near!r}?" if near else ""
             yield Flaw(f"{path}: required names {name!r}, which is none of its properties{hint}")

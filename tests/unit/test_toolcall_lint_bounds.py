@@ -152,7 +152,43 @@ def test_long_lists_are_checked() -> None:
     assert "non-unique" in str(broken(["zone-1", "zone-1"], items, items))
     assert "is not one of" in str(broken(["zone-601"], items, items))
     assert broken([1, 1.5, "1", [1], {"a": 1}], {"uniqueItems": True}, {}) is None
-    assert "steps" in str(broken(zones * 10, {"items": {"enum": zones}}, {}))
+    assert "steps" in str(broken(list(range(40_000)), {"items": {"enum": list(range(40_000))}}, {}))
+    assert "…]" in str(broken("zone-601", {"enum": zones}, {}))
+
+
+def test_a_long_enumeration_beside_as_many_right_values() -> None:
+    """Each right value is looked up in a long enumeration, not compared with all of it."""
+    names = [f"name {number}" for number in range(20_000)]
+    call = ExpectedCall(name="job_runs", arguments={"job": [*names, "nobody"]})
+    findings = of(schema(enum=names), "", expect=[call])
+    assert [one.rule for one in findings] == ["refused-value"]
+    assert "'nobody' is not one of" in findings[0].text
+
+
+def test_values_of_an_enumeration_are_those_of_json() -> None:
+    """A value is one of an enumeration as JSON Schema has it: 1 is 1.0, and neither is true or "1"."""
+    listed: dict[str, Any] = {"enum": [1, "a", None, [1.0, {"x": 2, "y": 3}], 1e300]}
+    for value in (1, 1.0, "a", None, [1, {"y": 3.0, "x": 2}], 10**300 * 1.0):
+        assert broken(value, listed, listed) is None, value
+    for value in (True, "1", "A", 0, [1], [1, {"x": 2}], {}):
+        assert "is not one of" in str(broken(value, listed, listed)), value
+
+
+@pytest.mark.parametrize("name", [[], {}, 3, None, True])
+def test_required_names_that_are_no_names(name: Any) -> None:
+    """What stands among required names and is no text is told, whatever it is."""
+    assert any("which is no name" in one.text for one in flaws(schema(required=[name])))
+    assert any(
+        "which is no name" in one.text for one in flaws({"type": "object", "properties": {}, "required": [name]})
+    )
+
+
+def test_objects_that_must_differ() -> None:
+    """A list of thousands of objects is looked through once for two that are the same."""
+    items: dict[str, Any] = {"uniqueItems": True}
+    objects = [{"a": number, "b": [number]} for number in range(5000)]
+    assert broken(objects, items, items) is None
+    assert "non-unique" in str(broken([*objects, objects[7]], items, items))
 
 
 def test_objects_keep_their_patterns() -> None:
