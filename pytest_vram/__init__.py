@@ -22,6 +22,7 @@ __all__ = [
     "serial_only",
     "toolcall_accuracy",
     "vram_backend",
+    "vram_soak",
 ]
 
 if TYPE_CHECKING:
@@ -58,6 +59,12 @@ if TYPE_CHECKING:
 
     def idle_rollback(tolerance: str = "64MiB", settle: float = 5.0) -> pytest.MarkDecorator:
         """Fail the test when idle memory is not back within ``tolerance`` after its teardown."""
+
+    def vram_soak(turns: int | None = None, hours: float | None = None) -> pytest.MarkDecorator:
+        """Run conversations for so many turns or hours, and fail the test when memory, speed or calls do not last.
+
+        They are run in the set-up; the ``vram_soak`` fixture holds what they showed.
+        """
 
     def toolcall_accuracy(
         target: float,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from pytest_vram import advising, idle_hooks, predicting, specfile, units
+from pytest_vram import advising, idle_hooks, predicting, soak_hooks, specfile, units
 from pytest_vram import settings as settings_module
 from pytest_vram.accuracy_hooks import Cases
 from pytest_vram.blame import Quick
@@ -193,6 +193,7 @@ class Activity:
             marks = [(mark.name, mark.args, mark.kwargs) for mark in item.iter_markers()]
             plan = item.stash[PLAN] = plan_of(marks, getattr(item, "fixturenames", ()))
             self.cases.follow(item, plan)
+            soak_hooks.follow(item, plan)
         return plan
 
     # ------------------------------------------------------------ one test

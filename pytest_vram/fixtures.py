@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pytest_vram.run import Run
     from pytest_vram.session_fixture import Sessions
     from pytest_vram.sizing import Estimate
+    from pytest_vram.soaking import SoakResult
 
 
 def run_of(config: pytest.Config) -> Run:
@@ -122,3 +123,27 @@ def vram_toolcalls(request: pytest.FixtureRequest) -> ToolcallResult:
             )
         run.meter()  # the cases are asked within a window, so that their memory is this test's
         return request.config.stash[ACCURACY].result(attempt, attempt.wanted)
+
+
+@pytest.fixture
+def vram_soak(request: pytest.FixtureRequest) -> SoakResult:
+    """What became of this test's soak: ``verdict``, ``turns``, ``folder``, ``document``.
+
+    It is run in the set-up of a test that is marked with ``vram_soak``, whether it uses this fixture or not.
+    """
+    from pytest_vram.errors import BadMarker
+    from pytest_vram.outcomes import inconclusive, told
+    from pytest_vram.soak_hooks import of_config
+
+    run = run_of(request.config)
+    with told():
+        attempt = run.attempt
+        if attempt is None or attempt.plan.soak is None:
+            raise BadMarker(
+                "the vram_soak fixture holds what became of a test's soak, and this test has none: mark it with"
+                " @vram_soak(turns=300)"
+            )
+        if not run.measurable:
+            inconclusive(f"@vram_soak: {run.why_unmeasurable()}")
+        run.meter()  # within a window, so that its memory is this test's
+        return of_config(request.config, run).result(attempt)

@@ -19,7 +19,9 @@ from pytest_vram.keeper.residue import BEFORE_TESTS
 from pytest_vram.ledger import Ledger, combined
 from pytest_vram.measure.torch_memory import bounded
 from pytest_vram.readings import Measured, Reading
+from pytest_vram.report import soaks
 from pytest_vram.report.records import BackendRecord, Outcome, TestRecord
+from pytest_vram.report.soaks import SoakDocument
 from pytest_vram.report.toolcall_lines import failure_lines, verdict_lines
 from pytest_vram.report.toolcalls import AskedRecord, ToolcallRecord, asked_record, worst_cases
 from pytest_vram.run import Attempt, Run
@@ -114,6 +116,9 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
     toolcalls = record_of(accuracy) if accuracy is not None else None
     if toolcalls is not None:
         findings.extend(finding_of(toolcalls))
+    soak = attempt.soak.document if attempt.soak is not None else None
+    if soak is not None:
+        findings.extend(finding_of_soak(soak))
     record = TestRecord(
         nodeid=attempt.key,
         outcome=outcome,
@@ -132,6 +137,7 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
         shares=list(closed.shares) if closed else [],
         requests=requests,
         toolcalls=toolcalls,
+        soak=soak,
         turns=[turn for session in attempt.sessions for turn in session.turns],
         backends=list(attempt.backends),
         overlapped=list(closed.overlapped) if closed else [],
@@ -189,6 +195,16 @@ def finding_of(record: ToolcallRecord) -> list[Finding]:
             check="toolcall_accuracy", verdict=outcome, section="tool calls", text=text, limit_from="@toolcall_accuracy"
         )
     ]
+
+
+def finding_of_soak(found: SoakDocument) -> list[Finding]:
+    """The finding of a test whose soak does not hold; nothing where it does."""
+    outcome = found.verdict.outcome
+    if outcome == "passed":
+        return []
+    # What is undecided is shown like a skip, in one place and with its reason alone.
+    text = found.verdict.text if outcome == "inconclusive" else "\n".join(soaks.lines(found))
+    return [Finding(check="vram_soak", verdict=outcome, section="soak", text=text, limit_from="@vram_soak")]
 
 
 def _with_torch(run: Run, attempt: Attempt, closed: Closed) -> Closed:

@@ -17,6 +17,8 @@ OVERS = ("total", "baseline")
 SCOPES = ("run", "backend", "process", "device")
 #: Most retries of one case: what three rounds of feedback do not repair, a fourth does not either.
 RETRIES = 3
+#: Turns of a soak whose marker names no amount: the fewest on which a trend is judged.
+SOAK_TURNS = 120
 #: Seconds for which idle memory may be waited.
 LONGEST_SETTLE = 600.0
 _EXAMPLES = {"target": "0.94", "confidence": "0.95", "margin": "0.05"}
@@ -149,6 +151,22 @@ def _place(argument: str, value: object, accepted: str) -> str | None:
     return text
 
 
+def _vram_soak(turns: object = None, hours: object = None) -> dict[str, Any]:
+    from pytest_vram.settings import MOST_HOURS, MOST_TURNS
+    from pytest_vram.spec import Amount
+
+    if turns is not None and hours is not None:
+        raise ValueError(f"turns={turns!r} and hours={hours!r} are two amounts: write one")
+    if hours is not None:
+        if isinstance(hours, bool) or not isinstance(hours, (int, float)) or not 0 < hours <= MOST_HOURS:
+            raise ValueError(f"hours={hours!r} is not a number of hours above 0 and at most {MOST_HOURS}")
+        return {"amount": Amount(text=f"{hours:g}h", seconds=hours * 3600.0)}
+    count = SOAK_TURNS if turns is None else turns
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 < count <= MOST_TURNS:
+        raise ValueError(f"turns={turns!r} is not a whole number of turns from 1 to {MOST_TURNS}")
+    return {"amount": Amount(text=f"{count}turns", turns=count)}
+
+
 class Marker:
     """A marker of the contract.
 
@@ -206,7 +224,11 @@ MARKERS: dict[str, Marker] = {
         "fail the test when idle memory is not back within tolerance after its teardown",
         _idle_rollback,
     ),
-    "vram_soak": Marker("vram_soak(turns=None, hours=None)", "not built yet: an error of the test", None),
+    "vram_soak": Marker(
+        "vram_soak(turns=None, hours=None)",
+        "run conversations for so many turns or hours, resumable; fail the test when memory or speed does not last",
+        _vram_soak,
+    ),
 }
 
 #: Fixtures whose use makes the plugin take part in a test.
@@ -219,6 +241,7 @@ FIXTURES = frozenset(
         "vram_client",
         "vram_estimate",
         "vram_session",
+        "vram_soak",
         "vram_toolcalls",
     }
 )

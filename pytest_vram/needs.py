@@ -21,6 +21,7 @@ class Plan(msgspec.Struct, kw_only=True):
     :ivar errors: one message for each marker that cannot be used; the test is an error with the first.
     :ivar limits: meanings of its ``max_vram`` markers, the closest of each (over, scope, phase).
     :ivar toolcalls: meaning of its ``toolcall_accuracy`` marker. :ivar idle: of its ``idle_rollback`` marker.
+    :ivar soak: of its ``vram_soak`` marker.
     :ivar takes_part: whether the test has anything to do with this plugin.
     :ivar wants_backend: whether its fixtures start its backend. :ivar names_backend: whether that, its marker or its
         estimate says which backend it is about. :ivar may_use_backends: whether a fixture lets it start others.
@@ -37,6 +38,7 @@ class Plan(msgspec.Struct, kw_only=True):
     rate: float | None = None
     toolcalls: dict[str, Any] | None = None
     idle: dict[str, Any] | None = None
+    soak: dict[str, Any] | None = None
     takes_part: bool = False
     wants_backend: bool = False
     names_backend: bool = False
@@ -46,7 +48,7 @@ class Plan(msgspec.Struct, kw_only=True):
     @property
     def needs_device(self) -> bool:
         """Whether a marker of this test can only be judged with a measurable device."""
-        return bool(self.limits) or self.idle is not None
+        return bool(self.limits) or self.idle is not None or self.soak is not None
 
 
 def plan_of(marks: Iterable[tuple[str, tuple[object, ...], Mapping[str, object]]], fixtures: Iterable[str]) -> Plan:
@@ -86,6 +88,10 @@ def plan_of(marks: Iterable[tuple[str, tuple[object, ...], Mapping[str, object]]
                 plan.names_backend = True
             case "requires_vram":
                 plan.requires.append(meaning)
+            case "vram_soak":
+                plan.soak = meaning
+                # It is run in the set-up, whether the test takes what it showed or not.
+                plan.wants_backend = plan.names_backend = True
             case "idle_rollback":
                 plan.idle = meaning
             case "min_tokens_per_second":

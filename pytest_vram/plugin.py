@@ -20,6 +20,7 @@ from pytest_vram.fixtures import (
     vram_client,
     vram_estimate,
     vram_session,
+    vram_soak,
     vram_toolcalls,
 )
 from pytest_vram.markers import FIXTURES, MARKERS
@@ -36,6 +37,7 @@ __all__ = [
     "vram_client",
     "vram_estimate",
     "vram_session",
+    "vram_soak",
     "vram_toolcalls",
 ]
 
@@ -56,8 +58,8 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "save": ("NAME", "save a baseline (not built yet)"),
     "compare": ("NAME", "compare with a baseline (not built yet)"),
     "fail_on": ("EXPR", "tolerance of a comparison (not built yet)"),
-    "soak": ("AMOUNT", "run a soak, such as 300turns or 8h (not built yet)"),
-    "soak_dir": ("DIR", "where a soak keeps its journal (not built yet)"),
+    "soak": ("AMOUNT", "how long tests with the marker vram_soak run, such as 300turns, 8h or 20m"),
+    "soak_dir": ("DIR", "where soaks keep their journals (default .vram/soaks)"),
     "leases": ("{on,off}", "admission between tests, workers and runs on this machine (default on)"),
 }
 

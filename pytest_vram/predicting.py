@@ -296,6 +296,8 @@ def unjudgeable(plan: Plan) -> str | None:
         return f"this test uses no backend, so there is nothing to predict ({_HERE})"
     if plan.host_limit is not None:
         return f"@max_host_memory: {_HOST_UNKNOWN}"
+    if plan.soak is not None:
+        return f"@vram_soak: an estimate says nothing of what becomes of memory over many turns ({_HERE})"
     if plan.idle is not None:
         return f"@idle_rollback: an estimate says nothing of what is held after a test ({_HERE})"
     if plan.rate is not None:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from pytest_vram.idling import Idle
     from pytest_vram.predicting import Predictions
     from pytest_vram.sessions import Session
+    from pytest_vram.soaking import SoakResult
 
 RPC_VARIABLE = "PYTEST_VRAM_RPC"
 #: Among the versions of a run: that of NVIDIA's driver.
@@ -94,7 +95,7 @@ class Attempt:
     :ivar wanted: cases of tool calls that its marker asks for; ``toolcalls`` is what became of them.
     :ivar before: backends that were asked for it in a window of their own, before it began.
     :ivar idle: its idle memory, where its marker asks for it; ``passed``: its set-up and call are over, and passed.
-    :ivar sessions: those of its ``vram_session`` fixture.
+    :ivar soak: what became of its soak. :ivar sessions: those of its ``vram_session`` fixture.
     :ivar admitted: its windows, with the keepers that opened them: until it leaves, others wait for what it holds.
     """
 
@@ -117,6 +118,7 @@ class Attempt:
         self.toolcalls: ToolcallResult | None = None
         self.before: list[RunningBackend] = []
         self.idle: Idle | None = None
+        self.soak: SoakResult | None = None
         self.passed = False
         self.sessions: list[Session] = []
         self.admitted: list[tuple[KeeperClient, int]] = []
@@ -432,7 +434,7 @@ class Run:
             exclusive=plan.serial,
             need=need_of(plan.limits, self.settings.budget, [device.label for device in self.measurable]),
             uses=attempt.uses,
-            alone=attempt.uses if plan.rate is not None or plan.idle is not None else [],
+            alone=attempt.uses if (plan.rate, plan.idle, plan.soak) != (None, None, None) else [],
             settle=settling_of(plan.limits),
         )
         try:

@@ -41,6 +41,7 @@ def schemas() -> dict[str, dict[str, Any]]:
     from pytest_vram.report.booted import BootDocument  # these every run would pay for
     from pytest_vram.report.comparison import CompareDocument
     from pytest_vram.report.predictions import DOCUMENTS
+    from pytest_vram.report.soaks import SoakDocument
     from pytest_vram.report.toolcalls import ToolcallDocument
     from pytest_vram.toolcalls.results import Results
 
@@ -73,6 +74,7 @@ def schemas() -> dict[str, dict[str, Any]]:
             "title": "A results file of tool calls",
             **_schema(Results),
         },
+        "soak.json": {"$schema": _DIALECT, "title": "What vram soak --json prints", **_schema(SoakDocument)},
         **{name: {"$schema": _DIALECT, **_schema(document)} for name, document in DOCUMENTS.items()},
     }
 

@@ -15,6 +15,7 @@ from pytest_vram.keeper.messages import BootPhase, DeviceInfo, HostUse, Residue,
 from pytest_vram.ledger import Ledger
 from pytest_vram.measure.torch_memory import Allocator
 from pytest_vram.readings import Measured
+from pytest_vram.report.soaks import SoakDocument
 from pytest_vram.report.toolcalls import DefectTable, ToolcallRecord
 from pytest_vram.sessions.turns import Turn
 
@@ -75,6 +76,7 @@ class TestRecord(msgspec.Struct, frozen=True, kw_only=True):
     :ivar process: label → peak of the test's own process, where that is known.
     :ivar toolcalls: what became of the cases of its ``toolcall_accuracy`` marker.
     :ivar turns: of its ``vram_session``. :ivar idle: what its ``idle_rollback`` marker compared.
+    :ivar soak: what its ``vram_soak`` marker's soak showed.
     :ivar backends: ``name#generation`` of the backends that it used.
     :ivar beside: the estimates of its backends beside its ledger, where a limit on its memory did not hold.
     :ivar device: label → peak of the whole device, everyone included. :ivar allocators: torch's, in the test's own
@@ -108,6 +110,7 @@ class TestRecord(msgspec.Struct, frozen=True, kw_only=True):
     toolcalls: ToolcallRecord | None = None
     turns: list[Turn] = []
     idle: IdleRecord | None = None
+    soak: SoakDocument | None = None
     backends: list[str] = []
     overlapped: list[str] = []
     device: dict[str, Measured] = {}

@@ -16,7 +16,7 @@ from pytest_vram.sessions.soak import End
 from pytest_vram.sessions.soak_gates import SoakVerdict
 from pytest_vram.sessions.soak_journal import LossLine, SegmentLine, SoakJournal
 from pytest_vram.sessions.soak_lines import duration
-from pytest_vram.sessions.soak_series import Series, Share
+from pytest_vram.sessions.soak_series import CallShare, Series
 from pytest_vram.sessions.turns import Turn
 from pytest_vram.text import encoded, printable
 from pytest_vram.units import MIB
@@ -162,7 +162,7 @@ def save(found: SoakDocument, folder: Path) -> str | None:
     return None
 
 
-def _share(share: Share) -> str:
+def _share(share: CallShare) -> str:
     if not share.judged:
         return f"  {share.name:22} none judged"
     return f"  {share.name:22} {share.right} of {share.judged} right ({share.right / share.judged:.1%})"

@@ -46,7 +46,7 @@ REASONS = {
     "budget": "a peak was over the limit",
     "leak": "idle memory leaks",
     "throughput": "the decode rate has collapsed",
-    "server": "the server was lost again and again in one turn",
+    "server": "one turn had no answer, however often the server was asked",
     "disk": "the journal could not be written",
     "trouble": "nothing could be measured any more",
     "interrupted": "it was interrupted",

@@ -10,7 +10,7 @@ import msgspec
 from pytest_vram.checks.idle_series import IdleVerdict, judge_idle
 from pytest_vram.readings import Measured, Reading, Unmeasurable
 from pytest_vram.sessions.soak_journal import LossLine
-from pytest_vram.sessions.soak_series import Column, Series, Share
+from pytest_vram.sessions.soak_series import CallShare, Column, Series
 from pytest_vram.spec import Limits
 from pytest_vram.stats import clopper_pearson
 from pytest_vram.units import mib, with_mib
@@ -23,7 +23,7 @@ WARM_UP = 10
 #: Turns at the end in which less than this share of the early rate stops a soak.
 RECENT = 30
 COLLAPSED = 0.5
-#: Share of turns without an answer above which a soak is undecided.
+#: CallShare of turns without an answer above which a soak is undecided.
 MOST_ERRORS = 0.01
 CONFIDENCE = 0.95
 #: Of each of two intervals that must not meet, so that both together are wrong in a hundredth.
@@ -76,8 +76,8 @@ class SoakVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     text: str
     gates: list[GateResult] = []
     idle: dict[str, IdleVerdict] = {}
-    by_turn: list[Share] = []
-    by_fill: list[Share] = []
+    by_turn: list[CallShare] = []
+    by_fill: list[CallShare] = []
     retention: float | None = None
     proves: str = PROVES
 
@@ -249,7 +249,7 @@ def _figure(figure: Measured) -> str:
 # ---------------------------------------------------------------- tool calls, speed, context, answers
 
 
-def _tool_calls(series: Series, gates: Gates, by_turn: list[Share], by_fill: list[Share]) -> GateResult:
+def _tool_calls(series: Series, gates: Gates, by_turn: list[CallShare], by_fill: list[CallShare]) -> GateResult:
     name = "tool calls"
     right, judged = sum(series.right), sum(series.calls)
     target = gates.accuracy
@@ -258,7 +258,7 @@ def _tool_calls(series: Series, gates: Gates, by_turn: list[Share], by_fill: lis
         return GateResult(name=name, outcome=outcome, text="no tool call was judged")
     said = f"{right} of {judged} tool calls right ({right / judged:.1%})"
     if target is not None:
-        parts = [Share(name="all turns", right=right, judged=judged), *by_turn, *by_fill]
+        parts = [CallShare(name="all turns", right=right, judged=judged), *by_turn, *by_fill]
         for part in parts:
             if not part.judged:
                 continue
@@ -282,11 +282,11 @@ def _tool_calls(series: Series, gates: Gates, by_turn: list[Share], by_fill: lis
     return GateResult(name=name, outcome="not judged" if target is None else "passed", text=said)
 
 
-def _share(part: Share) -> str:
+def _share(part: CallShare) -> str:
     return f"{part.right} of {part.judged} right in {part.name}"
 
 
-def _dropped(early: Share, late: Share) -> bool:
+def _dropped(early: CallShare, late: CallShare) -> bool:
     return (
         clopper_pearson(late.right, late.judged, APART, "both")[1]
         < clopper_pearson(early.right, early.judged, APART, "both")[0]
@@ -343,7 +343,9 @@ def _answers(series: Series, losses: list[LossLine]) -> GateResult:
         text = f"the server ran out of memory in turn {memory.number}: {memory.error}"
         return GateResult(name=name, outcome="failed", text=text)
     if losses:
-        text = f"the server was lost {len(losses)} times, first in turn {losses[0].number}: {losses[0].error}"
+        times = f"{len(losses)} times" if len(losses) > 1 else "once"
+        first = f"first in turn {losses[0].number}: {losses[0].error}"
+        text = f"the server was lost or did not answer in time {times}, {first}"
         return GateResult(name=name, outcome="inconclusive", text=text)
     errors = sum(series.errors.values())
     if not series.turns:

@@ -66,7 +66,7 @@ class Breach(msgspec.Struct, frozen=True, kw_only=True):
     limit: int
 
 
-class Share(msgspec.Struct, frozen=True, kw_only=True):
+class CallShare(msgspec.Struct, frozen=True, kw_only=True):
     """Right calls of those that were judged. :ivar name: of the part, such as ``turns 1-75`` or ``context 0-25 %``."""
 
     name: str
@@ -204,7 +204,7 @@ class Series:
         rows = {turn.number: turn for turn in (*self.first, *self.worst, *self.last)}
         return [rows[number] for number in sorted(rows)]
 
-    def rate_by_turn(self) -> list[Share]:
+    def rate_by_turn(self) -> list[CallShare]:
         """Right calls by quarter of the turns; without turns nothing."""
         size = self.turns
         cuts = [round(part * size / PARTS) for part in range(PARTS + 1)]
@@ -212,10 +212,12 @@ class Series:
         for begin, end in itertools.pairwise(cuts):
             judged = sum(self.calls[begin:end])
             if end > begin:
-                found.append(Share(name=f"turns {begin + 1}-{end}", right=sum(self.right[begin:end]), judged=judged))
+                found.append(
+                    CallShare(name=f"turns {begin + 1}-{end}", right=sum(self.right[begin:end]), judged=judged)
+                )
         return found
 
-    def rate_by_fill(self) -> list[Share]:
+    def rate_by_fill(self) -> list[CallShare]:
         """Right calls by how full the context was; nothing where that is not known."""
         right, judged = [0] * PARTS, [0] * PARTS
         for full, calls, good in zip(self.fill, self.calls, self.right, strict=True):
@@ -225,7 +227,7 @@ class Series:
                 right[part] += good
         names = [f"context {100 * part // PARTS}-{100 * (part + 1) // PARTS} %" for part in range(PARTS)]
         return [
-            Share(name=name, right=good, judged=calls)
+            CallShare(name=name, right=good, judged=calls)
             for name, good, calls in zip(names, right, judged, strict=True)
             if calls
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,11 +86,24 @@ def test_wrong_arguments_name_marker_argument_and_value(
     assert markers.MARKERS[name].signature in message
 
 
-@pytest.mark.parametrize("name", ["vram_soak"])
-def test_a_marker_that_is_not_built_yet_is_an_error_and_never_a_pass(name: str) -> None:
-    """Reserved names of the contract are refused until they work."""
-    with pytest.raises(BadMarker, match=f"@{name} is not built yet"):
-        markers.read(name, (0.94,), {})
+@pytest.mark.parametrize(
+    ("arguments", "text", "count", "seconds"),
+    [({}, "120turns", 120, None), ({"turns": 300}, "300turns", 300, None), ({"hours": 0.5}, "0.5h", None, 1800.0)],
+)
+def test_a_soak_is_of_turns_or_of_hours(arguments: Any, text: str, count: int | None, seconds: float | None) -> None:
+    """Without an amount it is the fewest turns on which a trend is judged; two amounts and nonsense are refused."""
+    amount = markers.read("vram_soak", (), arguments)["amount"]
+    assert (amount.text, amount.turns, amount.seconds) == (text, count, seconds)
+    for wrong in (
+        {"turns": 3, "hours": 1},
+        {"turns": 0},
+        {"turns": True},
+        {"turns": 1.5},
+        {"hours": 9999},
+        {"hours": "8h"},
+    ):
+        with pytest.raises(BadMarker, match="@vram_soak: "):
+            markers.read("vram_soak", (), wrong)
 
 
 def test_right_arguments_are_read_into_bytes() -> None:
