@@ -22,10 +22,12 @@ _SECRET = re.compile(r"(?:api[-_]?key|token(?!s)|secret|password|passwd|credenti
 class Floors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Least performance that a deployment must keep.
 
-    :ivar tokens_per_second: median decode rate.
+    :ivar tokens_per_second: median decode rate. :ivar recall: share of early facts that are used out of a summary after
+        they have left the window.
     """
 
     tokens_per_second: float | None = None
+    recall: float | None = None
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -152,7 +152,9 @@ def backend(name: str, body: object, *, origin: str, base: str) -> BackendSpec:
                 owners = ", ".join(repr(other) for other, keys in _ONLY.items() if key in keys)
                 raise BadSpec(f"{where}.{key} means nothing to engine {engine!r}; it belongs to {owners}")
     floors = _table_of(merged, "floors", where, _number)
-    _no_unknown(floors, ("tokens_per_second",), f"{where}.floors")
+    _no_unknown(floors, ("tokens_per_second", "recall"), f"{where}.floors")
+    if floors.get("recall", 0.5) >= 1:
+        raise BadSpec(f"{where}.floors.recall = {floors['recall']!r} is not a share below 1: write such as 0.9")
     return BackendSpec(
         name=name,
         engine=engine,

@@ -166,7 +166,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return Case(
             id=f"{self.name}-{part}",
             family=f"{self.name}-{part}",
-            category="multi_turn",
+            category="multi_turn" if any(message["role"] == "tool" for message in messages) else "choice",
             language=self.language,
             messages=messages,
             tools=self.tools,

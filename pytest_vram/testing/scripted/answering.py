@@ -12,6 +12,7 @@ import msgspec
 
 from pytest_vram.testing.scripted import drawing, shapes
 from pytest_vram.testing.scripted.defects import PARSE_ERROR, Wording, right_words, wrong_words
+from pytest_vram.testing.scripted.recalling import recalled
 from pytest_vram.testing.scripted.recognising import Recognised, Recogniser
 from pytest_vram.testing.scripted.script import Fault, Script
 from pytest_vram.testing.scripted.shapes import ScriptedReply
@@ -71,7 +72,7 @@ class Answerer:
         script, case = self.script, found.case
         asked = _asked_tokens(body)
         if case is None:
-            message = {"role": "assistant", "content": UNKNOWN}
+            message = recalled(script, body) or {"role": "assistant", "content": UNKNOWN}
             return _reply(found, Wording(message=message), asked, script, right=None, kind="valid")
         right = drawing.is_right(script, case.id, case.family, found.turn)
         kinds = drawing.kinds_in_turn(script.defects, drawing.generator(script.seed, case.id, "kinds", found.turn))

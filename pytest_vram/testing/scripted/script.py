@@ -78,6 +78,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     :ivar wobble: share of the cases whose outcome is drawn anew for each ``draw``: what differs between two runs
         without any change.
     :ivar latency: seconds before the first token. :ivar tokens_per_second: ``None``: at once.
+    :ivar recall: share of the facts in its prompt that it uses where a recall check asks for them.
     :ivar hold: bytes that each generation takes and keeps, up to ``hold_most`` in all; given back after ``hold_idle``
         seconds without a generation, ``None``: never.
     :ivar model: name that it answers with.
@@ -95,13 +96,14 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     latency: float = 0.0
     tokens_per_second: float | None = None
     faults: list[Fault] = []
+    recall: float = 1.0
     hold: int = 0
     hold_most: int = 1 << 30
     hold_idle: float | None = None
     model: str = "scripted"
 
     def __post_init__(self) -> None:
-        for name in ("accuracy", "icc", "recovery", "streamed_right", "wobble"):
+        for name in ("accuracy", "icc", "recovery", "streamed_right", "wobble", "recall"):
             _share(name, getattr(self, name))
         for fault in self.faults:
             _share(f"share of the fault {fault.kind}", fault.share)
