@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from pytest_vram import specfile
-from pytest_vram.errors import BadCases, BadInput, VramError
+from pytest_vram.errors import BackendDied, BadCases, BadInput, VramError
 from pytest_vram.needs import Plan
 from pytest_vram.run import Attempt, Run
 from pytest_vram.spec import BackendSpec
+from pytest_vram.text import printable
 from pytest_vram.toolcalls import cases as case_files
 from pytest_vram.toolcalls import evaluation, results, verdict
 from pytest_vram.toolcalls.cases import CaseSet
@@ -155,8 +156,8 @@ class Accuracy:
         path = self._base(name, folder) / Path(name).expanduser()
         if not path.exists():
             raise BadInput(
-                f"baseline={name!r} is neither a backend of the config file nor a results file:"
-                f" {specfile.known(specs, name)}, and there is no file {path}"
+                f"baseline={name!r} is neither a backend of the config file nor a results file: there is no file"
+                f" {printable(str(path))}; {specfile.known(specs, name)}"
             )
         earlier = results.read(path)
         if earlier.digest != cases.digest:
@@ -254,24 +255,38 @@ class Accuracy:
         enough: Callable[[Sequence[CaseResult]], str | None] | None = None,
     ) -> Asked:
         progress = Progress(name, self._write)
-        found = ask(
-            backend.client,
-            spec,
-            wanted.cases,
-            facts=backend.boot.facts,
-            retries=wanted.meaning["retries"],
-            seed=SEED,
-            told=progress,
-            **({"enough": enough} if enough is not None else {}),
-        )
+        kept: list[Asked] = []
+        try:
+            found = ask(
+                backend.client,
+                spec,
+                wanted.cases,
+                facts=backend.boot.facts,
+                retries=wanted.meaning["retries"],
+                seed=SEED,
+                told=progress,
+                kept=lambda partial: kept.append(self._saved(partial, backend.name)),
+                **({"enough": enough} if enough is not None else {}),
+            )
+        except BackendDied as error:
+            raise BackendDied(" ".join([str(error), *map(_so_far, kept)])) from None
+        return self._saved(found, backend.name)
+
+    def _saved(self, found: Results, name: str) -> Asked:
         self._files += 1
         worker = f"{self._run.worker}-" if self._run.worker else ""
-        path = Path(self._run.identity.folder) / f"toolcalls-{backend.name}-{worker}{self._files}.json"
+        path = Path(self._run.identity.folder) / f"toolcalls-{name}-{worker}{self._files}.json"
         try:
             results.save(found, path)
         except (VramError, OSError) as error:
             return Asked(found, None, f"the results could not be written: {error}")
         return Asked(found, path, None)
+
+
+def _so_far(asked: Asked) -> str:
+    """How many cases were answered of those that were planned, as a sentence."""
+    where = f", and are in {asked.path}" if asked.path is not None else ""
+    return f"Before, {len(asked.results.counted())} of {asked.results.planned} cases were answered{where}."
 
 
 def ask(
@@ -308,17 +323,19 @@ class Progress:
         self._write = write
         self._clock = clock
         self._due = clock() + AFTER
-        self._done = 0
-        self._right = 0
+        self._done = self._right = self._lost = 0
 
     def __call__(self, result: CaseResult, planned: int) -> None:
         """A case is done."""
         logger.info("%s", log_line(result))
         self._done += 1
         self._right += result.first.outcome == "right"
+        self._lost += result.first.outcome == "infrastructure"
         if self._clock() >= self._due and self._done < planned:
             self._due = self._clock() + AGAIN
-            self._write(f"vram: {self._name}: {self._done} of {planned} cases asked, {self._right} right at first try")
+            lost = f", {self._lost} without an answer" if self._lost else ""
+            done = f"{self._done} of {planned} cases asked, {self._right} right at first try{lost}"
+            self._write(f"vram: {self._name}: {done}")
 
 
 def log_line(result: CaseResult) -> str:

@@ -21,7 +21,7 @@ from pytest_vram.backends.addresses import root_of
 from pytest_vram.backends.client import Target, VramClient
 from pytest_vram.cli import deployment, project
 from pytest_vram.cli.output import FAILS, HOLDS, INCONCLUSIVE, INTERRUPTED, Answer, progress
-from pytest_vram.errors import BadCases, BadInput, BadMarker, KeeperError, RequestFailed, VramError
+from pytest_vram.errors import BackendDied, BadCases, BadInput, BadMarker, KeeperError, RequestFailed, VramError
 from pytest_vram.keeper.messages import Finish
 from pytest_vram.needs import Plan
 from pytest_vram.report.toolcall_lines import asked_lines, defect_lines, paired_lines, rate_line
@@ -33,7 +33,7 @@ from pytest_vram.report.toolcalls import (
     worst_cases,
 )
 from pytest_vram.run import Run, new_identity
-from pytest_vram.spec import BackendSpec, as_table
+from pytest_vram.spec import BackendSpec
 from pytest_vram.summary import prune
 from pytest_vram.toolcalls import cases as case_files
 from pytest_vram.toolcalls import results as results_files
@@ -78,6 +78,11 @@ class Asked(NamedTuple):
 
     results: Results
     path: Path | None
+
+    def so_far(self) -> str:
+        """How many were answered of those that were planned, as a clause."""
+        where = f", and are in {self.path}" if self.path is not None else ""
+        return f"{len(self.results.counted())} of {self.results.planned} cases were answered{where}"
 
     def record(self, *, among: Results | None = None) -> AskedRecord:
         """As reports have it."""
@@ -328,8 +333,8 @@ def _baseline(
     path = Path.cwd() / Path(name).expanduser()
     if not path.exists():
         raise BadInput(
-            f"--baseline {name} is neither a backend of the config file nor a results file:"
-            f" {specfile.known(backends, name)}, and there is no file {path}"
+            f"--baseline {name} is neither a backend of the config file nor a results file: there is no file {path};"
+            f" {specfile.known(backends, name)}"
         )
     if options.aa:
         raise BadInput("--aa asks the baseline a second time, which a results file cannot be: name a backend")
@@ -347,6 +352,14 @@ def _asked_before(made: Run, spec: BackendSpec, wanted: Wanted, *, twice: bool) 
     with _started(made, spec) as server:
         folder, name = Path(made.identity.folder), f"baseline {spec.name}"
         first = _ask(server, wanted, name, folder / f"toolcalls-{spec.name}.json")
+        completion = len(first.results.counted()) / max(1, first.results.due)
+        if completion < verdict.COMPLETION:
+            progress(f"vram toolcalls: of {name} only {first.so_far()}: nothing can be compared with it")
+            if wanted.judged is None:
+                raise RequestFailed(
+                    f"{name} has too few answers to compare anything with: {first.so_far()}. See to its server."
+                )
+            twice = False
         second = _ask(server, wanted, f"{name} again", folder / f"toolcalls-{spec.name}-again.json") if twice else None
     return first, second
 
@@ -396,7 +409,7 @@ def _ask(
     :raises Interrupted: Ctrl-C.
     """
     told = Live(name)
-    began = datetime.datetime.now(datetime.UTC)
+    kept: list[Asked] = []
     try:
         found = accuracy.ask(
             server.client,
@@ -404,34 +417,18 @@ def _ask(
             wanted.cases,
             facts=server.facts,
             told=told,
+            kept=lambda partial: kept.append(Asked(partial, _saved(partial, path))),
             retries=wanted.retries,
             seed=wanted.seed,
             limit=wanted.limit,
             **({"enough": enough} if enough is not None else {}),
         )
     except KeyboardInterrupt:
-        spec = server.spec
-        partial = Results(
-            backend=spec.name,
-            protocol=spec.toolcalls.protocol,  # type: ignore[arg-type]
-            stream=spec.toolcalls.stream,
-            cases=wanted.cases.name,
-            digest=wanted.cases.digest,
-            seed=wanted.seed,
-            planned=told.planned or wanted.limit or len(wanted.cases.cases),
-            results=told.results,
-            settings=as_table(spec),
-            sampling=msgspec.to_builtins(spec.sampling),
-            retries=wanted.retries,
-            stopped="interrupted",
-            started=began.isoformat(timespec="seconds"),
-            seconds=(datetime.datetime.now(datetime.UTC) - began).total_seconds(),
-        )
-        where = _saved(partial, path)
-        raise Interrupted(
-            f"{len(partial.results)} of {partial.planned} cases were answered"
-            f"{f', and are in {where}' if where is not None else ''}"
-        ) from None
+        if kept:
+            raise Interrupted(kept[0].so_far()) from None
+        raise
+    except BackendDied as error:
+        raise BackendDied(" ".join([str(error), *(f"Before, {one.so_far()}." for one in kept)])) from None
     finally:
         told.close()
     return Asked(found, _saved(found, path))
@@ -534,13 +531,14 @@ class Live:
         self._log = accuracy.Progress(name, progress)
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
         self._shown = 0.0
-        self._right = 0
+        self._right = self._lost = 0
 
     def __call__(self, result: CaseResult, planned: int) -> None:
         """A case is done."""
         self.results.append(result)
         self.planned = planned
         self._right += result.first.outcome == "right"
+        self._lost += result.first.outcome == "infrastructure"
         if not self._terminal:
             self._log(result, planned)
             return
@@ -548,7 +546,8 @@ class Live:
         now = time.monotonic()
         if now - self._shown >= 0.1 or len(self.results) == planned:
             self._shown = now
-            line = f"{self._name}: {len(self.results)} of {planned} cases, {self._right} right at first try"
+            lost = f", {self._lost} without an answer" if self._lost else ""
+            line = f"{self._name}: {len(self.results)} of {planned} cases, {self._right} right at first try{lost}"
             self._write(f"\r{line[:78]:<78}")
 
     def close(self) -> None:

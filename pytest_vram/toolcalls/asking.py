@@ -212,4 +212,6 @@ def _lost(client: Asker, error: BackendDied, sleep: Callable[[float], None], lat
             last = gone
         else:
             return heard
-    return heard._replace(lost=error if "died" in str(error) else last)
+    # How it died may be known only now; it was lost while the case was asked, and not while it was looked at.
+    death = str(last).partition(". ")[2] if "died" in str(last) and "died" not in str(error) else ""
+    return heard._replace(lost=BackendDied(f"{str(error).rstrip('.')}. {death}") if death else error)

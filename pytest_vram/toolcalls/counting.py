@@ -44,12 +44,16 @@ def design_effect(counts: ClusterTally, confidence: float, *, few: bool = False)
 
 
 class Sample(NamedTuple):
-    """Right answers of ``n``, and what they are worth."""
+    """Right answers of ``n``, and what they are worth.
+
+    :ivar assumed: some correlation within families was assumed, since too few are wrong to estimate one.
+    """
 
     right: int
     n: int
     families: int
     design_effect: float
+    assumed: bool = False
 
     @property
     def rate(self) -> float:
@@ -82,6 +86,7 @@ def sample(results: Sequence[CaseResult], judge: str, confidence: float, *, few:
         n=counts.n,
         families=counts.clusters,
         design_effect=design_effect(counts, confidence, few=few),
+        assumed=few,
     )
 
 
@@ -103,8 +108,9 @@ def _trouble(answer: Answer) -> str:
         return "longer than the context"
     if answer.status is not None and answer.status >= 400:
         return f"HTTP {answer.status}"
-    first = printable(answer.detail.strip().split("\n", 1)[0]).rstrip(".")
-    return (first[:77] + "…" if len(first) > 78 else first) or "no answer"
+    # Where a server's log is stands in each answer's detail.
+    first = printable(answer.detail.strip().split("\n", 1)[0]).partition("; its log is ")[0].rstrip(".")
+    return (first[:159] + "…" if len(first) > 160 else first) or "no answer"
 
 
 def percent(share: float, *, beside: float | None = None) -> str:

@@ -49,6 +49,7 @@ def evaluate(
     spec: BackendSpec | None = None,
     fingerprint: Mapping[str, Any] = {},
     sleep: Callable[[float], None] = time.sleep,
+    kept: Callable[[Results], None] = lambda results: None,
 ) -> Results:
     """Ask the cases one after another, in a stratified order that the seed decides.
 
@@ -58,6 +59,7 @@ def evaluate(
     :param backend: name of the backend in the results; else that of ``spec`` or of the client's target.
     :param spec: what runs, for the settings and the fingerprint. :param fingerprint: more of it, such as facts of the
         boot. :param sleep: waits where a busy server asks for it.
+    :param kept: given the results so far, where asking ends with the server or a Ctrl-C.
     :raises BackendDied: the server is gone: no verdict can be had. :raises BadSpec: ``logit_bias`` that cannot be used.
     """
     protocol = _protocol(calling)
@@ -71,46 +73,60 @@ def evaluate(
     stopped: str | None = None
     decided = False
     notes: list[str] = []
+
+    def found() -> Results:
+        return Results(
+            backend=name,
+            protocol=protocol,
+            stream=calling.stream,
+            cases=cases.name,
+            digest=cases.digest,
+            seed=seed,
+            planned=len(chosen),
+            results=results,
+            settings=as_table(spec) if spec is not None else {},
+            sampling={key: value for key, value in _all_of(sampling).items() if value not in (None, {})},
+            fingerprint=fingerprints.of_run(
+                cases, sampling, calling, retries=retries, spec=spec, model=run.model, build=run.build, more=fingerprint
+            ),
+            retries=retries,
+            stopped=stopped,
+            decided=decided,
+            started=started.isoformat(timespec="seconds"),
+            seconds=time.perf_counter() - began,
+            notes=notes,
+        )
+
     silent = lost = 0
-    for case in chosen:
-        result, death = run.case(case)
-        results.append(result)
-        told(result, len(chosen))
-        lost = lost + 1 if death is not None else 0
-        if death is not None and (not run.unsure or lost >= _GONE):
-            raise death
-        # A server that refuses a request as too long is there, and answers the shorter ones.
-        silent = silent + 1 if result.first.outcome == "infrastructure" and not result.first.unfit else 0
-        if silent >= GIVING_UP and len(results) < len(chosen):
-            rest = len(chosen) - len(results)
-            stopped = f"the last {silent} cases got no answer that could be judged: the other {rest} were not asked"
-            notes.append(f"{stopped}; the last error was: {result.first.detail}")
-            break
-        reason = enough(results)
-        if reason is not None:
-            stopped, decided = reason, True
-            break
-    return Results(
-        backend=name,
-        protocol=protocol,
-        stream=calling.stream,
-        cases=cases.name,
-        digest=cases.digest,
-        seed=seed,
-        planned=len(chosen),
-        results=results,
-        settings=as_table(spec) if spec is not None else {},
-        sampling=msgspec.to_builtins(sampling),
-        fingerprint=fingerprints.of_run(
-            cases, sampling, calling, retries=retries, spec=spec, model=run.model, build=run.build, more=fingerprint
-        ),
-        retries=retries,
-        stopped=stopped,
-        decided=decided,
-        started=started.isoformat(timespec="seconds"),
-        seconds=time.perf_counter() - began,
-        notes=notes,
-    )
+    try:
+        for case in chosen:
+            result, death = run.case(case)
+            results.append(result)
+            told(result, len(chosen))
+            lost = lost + 1 if death is not None else 0
+            if death is not None and (not run.unsure or lost >= _GONE):
+                raise death
+            # A server that refuses a request as too long is there, and answers the shorter ones.
+            silent = silent + 1 if result.first.outcome == "infrastructure" and not result.first.unfit else 0
+            if silent >= GIVING_UP and len(results) < len(chosen):
+                rest = len(chosen) - len(results)
+                stopped = f"the last {silent} cases got no answer that could be judged: the other {rest} were not asked"
+                notes.append(f"{stopped}; the last error was: {result.first.detail}")
+                break
+            reason = enough(results)
+            if reason is not None:
+                stopped, decided = reason, True
+                break
+    except (KeyboardInterrupt, BackendDied) as error:
+        stopped = "the server died" if isinstance(error, BackendDied) else "interrupted"
+        kept(found())
+        raise
+    return found()
+
+
+def _all_of(sampling: Sampling) -> dict[str, Any]:
+    """Its fields, also those that have their defaults: defaults may change, and results are compared later."""
+    return {name: msgspec.to_builtins(getattr(sampling, name)) for name in Sampling.__struct_fields__}
 
 
 def _protocol(calling: ToolCalling) -> Protocol:

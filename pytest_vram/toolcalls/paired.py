@@ -19,8 +19,8 @@ from pytest_vram.toolcalls.counting import answered, design_effect, percent, poi
 from pytest_vram.toolcalls.results import Results
 from pytest_vram.toolcalls.verdict_terms import COMPLETION, FEW, Judge
 
-#: Lost cases that are listed.
-LOST_IDS = 100
+#: Lost cases that are listed, and won ones.
+LISTED = 100
 
 
 class Paired(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +30,8 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
         other way round. :ivar difference: rate now minus rate before, as a share, with one-sided bounds ``low`` and
         ``high``: the wider of Tango's on n ÷ design effect and of those from the variance
         between families.
-    :ivar lost_ids: the lost cases, the first hundred of them. :ivar p_value: McNemar's exact test, for display.
+    :ivar lost_ids: the lost cases, the first hundred of them; ``won_ids`` the won ones.
+    :ivar p_value: McNemar's exact test, for display.
     :ivar outcome: ``passed`` (not worse by more than the margin), ``failed`` (significantly worse, and by more than the
         margin), ``inconclusive``.
     """
@@ -47,6 +48,7 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Literal["passed", "failed", "inconclusive"]
     text: str
     lost_ids: list[str] = []
+    won_ids: list[str] = []
     families_lost: int = 0
     families_won: int = 0
     design_effect: float = 1.0
@@ -116,7 +118,8 @@ def compare(
         p_value=mcnemar_exact(lost, won),
         outcome=outcome,
         text=_text(baseline.backend, changes, low, high, outcome, margin, confidence, effect, thin),
-        lost_ids=changes.lost_ids[:LOST_IDS],
+        lost_ids=changes.lost_ids[:LISTED],
+        won_ids=changes.won_ids[:LISTED],
         families_lost=sum(value < 0 for value in sums),
         families_won=sum(value > 0 for value in sums),
         design_effect=effect,
@@ -131,6 +134,7 @@ class _Changes:
         self.counts = ClusterTally()
         self.lost = self.won = 0
         self.lost_ids: list[str] = []
+        self.won_ids: list[str] = []
 
     @property
     def n(self) -> int:
@@ -149,8 +153,8 @@ def _changes(results: Results, baseline: Results, judge: Judge) -> _Changes:
             change = (result.judged(judge).outcome == "right") - before[result.id]
             changes.counts.add(result.family, float(change))
             changes.lost += change < 0
-            if change < 0:
-                changes.lost_ids.append(result.id)
+            if change:
+                (changes.lost_ids if change < 0 else changes.won_ids).append(result.id)
             changes.won += change > 0
     return changes
 

@@ -24,7 +24,7 @@ from pytest_vram.toolcalls.counting import Sample, answered, percent, percent_ra
 from pytest_vram.toolcalls.paired import Paired, compare
 from pytest_vram.toolcalls.results import CaseResult, Results
 from pytest_vram.toolcalls.sequential import SequentialTest, sequential
-from pytest_vram.toolcalls.verdict_terms import COMPLETION, FEW, JUDGES, MODES, Judge, Mode, problem
+from pytest_vram.toolcalls.verdict_terms import ASSUMED_ICC, COMPLETION, FEW, JUDGES, MODES, Judge, Mode, problem
 
 __all__ = [
     "COMPLETION",
@@ -156,7 +156,7 @@ def judge(
         false_alarm=decided.false_alarm,
         other_rate=sum(result.judged(other).outcome == "right" for result in others) / len(others) if others else None,
         decided_after=decided.decided_after,
-        text=f"{_begin(found, target, confidence)}{decided.text}{_together(found)}",
+        text=f"{_begin(found, target, confidence, judge)}{decided.text}{_together(decided.counted or found)}",
         warnings=[*decided.warnings, *_unjudged(results, judge)],
         **common,
     )
@@ -180,6 +180,7 @@ class _Decided(NamedTuple):
     warnings: tuple[str, ...] = ()
     false_alarm: float | None = None
     decided_after: int | None = None
+    counted: Sample | None = None  #: what the bound was computed from, where it is not the sample itself
 
 
 def _decided(
@@ -240,7 +241,7 @@ def _proven(found: Sample, proof: Sample, target: float, confidence: float) -> _
     low, high = proof.lower(confidence), found.upper(confidence)
     if low >= target:
         text = f"proven: at {percent(confidence)} confidence the true rate is at least {percent(low)}."
-        return _Decided("passed", text)
+        return _Decided("passed", text, counted=proof)
     if high < target:
         most = percent(high, beside=target)
         text = f"refuted: at {percent(confidence)} confidence the true rate is at most {most}."
@@ -248,9 +249,11 @@ def _proven(found: Sample, proof: Sample, target: float, confidence: float) -> _
     text = f"neither proven nor refuted: the true rate may be as low as {percent(low, beside=target)}."
     more = more_without_failure(found.right, found.n, target, confidence, design_effect=proof.design_effect)
     if more is None:
-        return _Decided("inconclusive", f"{text} No number of cases proves {percent(target)}.")
+        return _Decided("inconclusive", f"{text} No number of cases proves {percent(target)}.", counted=proof)
     cases = "case" if more == 1 else "cases"
-    return _Decided("inconclusive", f"{text} It would take {more} more {cases} without a failure to prove it.")
+    return _Decided(
+        "inconclusive", f"{text} It would take {more} more {cases} without a failure to prove it.", counted=proof
+    )
 
 
 def _sprt(
@@ -298,10 +301,11 @@ def _point(found: Sample, target: float, confidence: float) -> _Decided:
     return _Decided("passed" if held else "failed", text, false_alarm=false_alarm)
 
 
-def _begin(found: Sample, target: float, confidence: float) -> str:
+def _begin(found: Sample, target: float, confidence: float, judge: Judge) -> str:
     low, high = found.wilson(confidence)
+    when = " after a retry" if judge == "after_retry" else ""
     return (
-        f"{found.right} of {found.n} right ({percent(found.rate, beside=target)}, {percent(confidence)} interval "
+        f"{found.right} of {found.n} right{when} ({percent(found.rate, beside=target)}, {percent(confidence)} interval "
         f"{percent_range(low, high)}); target {percent(target)}: "
     )
 
@@ -312,7 +316,14 @@ def _together(found: Sample) -> str:
         return f" All {found.n} cases are of one family and count as one."
     if found.design_effect < 1.05:
         return ""
-    return f" Cases of a family are not independent: {found.n} of {found.families} families count as {found.worth}."
+    why = (
+        f", with a correlation of {ASSUMED_ICC:g} that is assumed where fewer than {FEW} are wrong"
+        if found.assumed
+        else ""
+    )
+    return (
+        f" Cases of a family are not independent: {found.n} of {found.families} families count as {found.worth}{why}."
+    )
 
 
 def _refused(results: Results, counted: int, judge: Judge) -> str:

@@ -16,7 +16,7 @@ import pytest
 
 from pytest_vram.cli import main
 from pytest_vram.report import schemas
-from pytest_vram.testing.scripted import Answerer, Fault, Script, serving
+from pytest_vram.testing.scripted import Answerer, Fault, Script, scripted_backend, serving
 from pytest_vram.toolcalls import load
 from pytest_vram.toolcalls.results import read
 from tests.plugin.toolcall_kit import write_cases
@@ -164,6 +164,20 @@ def test_an_interrupt_while_the_command_is_imported_has_its_exit_code(monkeypatc
 
     monkeypatch.setattr(entry, "main", interrupted)
     assert main(["toolcalls"]) == 130
+
+
+def test_a_server_that_dies_leaves_what_was_answered(cli: Cli) -> None:
+    """The sentence says how many, and where; it was lost while a case was asked, and not while it was looked at."""
+    script = Script(faults=[Fault(kind="dies", requests=[7])])
+    with scripted_backend(script, cases=str(Path("cases.jsonl").resolve())) as server:
+        code, out, err = cli("--url", server.url, "--output", "kept.json", "--target", "0.5")
+    assert (code, out) == (3, "")
+    assert "during POST /v1/chat/completions" in err
+    assert "Before, 7 of 60 cases were answered, and are in" in err
+    kept = read("kept.json")
+    assert (kept.stopped, len(kept.counted()), kept.decided) == ("the server died", 7, False)
+    assert kept.fingerprint["digest"] == kept.digest
+    assert kept.sampling["temperature"] == 0.0
 
 
 @pytest.mark.parametrize("kind", ["pipe", "long", "folder"])

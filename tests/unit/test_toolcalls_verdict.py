@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from pytest_vram.stats import clopper_pearson
 from pytest_vram.toolcalls.counting import percent
 from pytest_vram.toolcalls.results import Answer, CaseResult, Results
 from pytest_vram.toolcalls.verdict import MODES, Mode, judge, problem, sequential
@@ -231,7 +233,7 @@ def test_stopping_while_asking_is_the_verdict_afterwards() -> None:
                 why = enough(seen)
                 if why is not None:
                     break
-            fields = {"planned": 300, "stopped": why, "decided": why is not None}
+            fields: dict[str, Any] = {"planned": 300, "stopped": why, "decided": why is not None}
             stopped = made(answers[: len(seen)], per_family=per_family, **fields)
             verdict = judge(stopped, target=0.94, mode="sprt")
             assert verdict.outcome == judge(whole, target=0.94, mode="sprt").outcome
@@ -333,3 +335,20 @@ def test_a_share_beside_another_has_digits_enough() -> None:
     assert percent(0.9031) == "90.3 %"
     assert percent(-0.0001) == "0 %"
     assert percent(0.1) == "10 %"
+
+
+def test_a_proof_says_what_its_cases_count_as() -> None:
+    """The bound is that of the count that is printed, also where a correlation was assumed."""
+    verdict = judge(made([RIGHT] * 71 + [WRONG], per_family=6), target=0.99, mode="proven")
+    count = re.search(r"72 of 12 families count as (\d+), with a correlation of 0.1 that is assumed", verdict.text)
+    assert count is not None
+    assert verdict.low is not None
+    worth = int(count[1])
+    assert worth < 60
+    assert clopper_pearson(71 / 72 * worth, worth, 0.95, "lower")[0] == pytest.approx(verdict.low, abs=0.005)
+    assert "assumed" not in judge(made([RIGHT] * 71 + [WRONG], per_family=6), target=0.9).text
+
+
+def test_it_is_said_which_answer_is_judged() -> None:
+    """A rate after retries is called so."""
+    assert judge(rate(90, 100), target=0.94, judge="after_retry").text.startswith("90 of 100 right after a retry (90 %")
