@@ -7,48 +7,23 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from pytest_vram.cli import toolcalls_arguments
 from pytest_vram.cli.output import FAILS, HOLDS, Answer
 from pytest_vram.errors import BadInput
 
 if TYPE_CHECKING:
     from pytest_vram.toolcalls.cases import Case
-    from pytest_vram.toolcalls.lint import Finding
+    from pytest_vram.toolcalls.lint import LintDocument
 
-FORMAT = "pytest-vram/toolcalls-lint/1"
 #: The target at which the detectable drop is told, which is a set's own property at one target only.
 EXAMPLE_TARGET = 0.94
-
-
-class LintDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``vram toolcalls lint --json`` prints.
-
-    :ivar sets: the names of what was read. :ivar categories: name → cases, with ``languages``.
-    :ivar detectable: the drop below ``target``, as a share, that all these cases detect with 80 % power where the
-        cases of a family are independent; ``None``: none.
-    """
-
-    sets: list[str]
-    digest: str
-    cases: int
-    families: int
-    categories: dict[str, int]
-    languages: dict[str, int]
-    target: float
-    detectable: float | None
-    errors: int
-    warnings: int
-    findings: list[Finding]
-    format: str = FORMAT
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of both."""
     actions = parser.add_subparsers(dest="action", metavar="lint|run")
     lint = actions.add_parser("lint", help="find contradictions in cases", allow_abbrev=False)
-    lint.add_argument("files", nargs="*", metavar="CASES", help="JSONL file, folder, shipped:NAME or bfcl:NAME")
+    lint.add_argument("files", nargs="*", metavar="CASES", help="JSONL file, folder, shipped:NAME[,NAME] or bfcl:NAME")
     run = actions.add_parser("run", help="ask a deployment the cases, and judge the rate", allow_abbrev=False)
     toolcalls_arguments.of_run(run)
     for action in (lint, run):
@@ -70,21 +45,23 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
 def _lint(wanted: list[str]) -> Answer:
     from pytest_vram.stats import detectable_drop
     from pytest_vram.toolcalls import places
-    from pytest_vram.toolcalls.lint import lint
+    from pytest_vram.toolcalls.lint import Finding, LintDocument, lint
 
-    sets = [places.read(place, base=Path.cwd()) for place in wanted or [places.SHIPPED]]
-    together = sets[0] if len(sets) == 1 else places.case_set("", [case for one in sets for case in one.cases])
-    findings = lint(together.cases)
+    bad: list[places.BadLine] = []
+    sets = [places.read(place, base=Path.cwd(), bad=bad) for place in wanted or [places.SHIPPED]]
+    together = sets[0] if len(sets) == 1 else places.case_set("", [case for one in sets for case in one], bad)
+    unusable = [Finding(level="error", origin=one.origin, case="", rule="unusable", text=one.why) for one in bad]
+    findings = [*unusable, *lint(together.cases)]
     errors = sum(finding.level == "error" for finding in findings)
     document = LintDocument(
         sets=[one.name for one in sets],
         digest=together.digest,
-        cases=len(together.cases),
+        cases=len(together),
         families=len({case.family for case in together.cases}),
         categories=_counts(together.cases, "category"),
         languages=_counts(together.cases, "language"),
         target=EXAMPLE_TARGET,
-        detectable=detectable_drop(len(together.cases), EXAMPLE_TARGET),
+        detectable=detectable_drop(len(together), EXAMPLE_TARGET) if len(together) else None,
         errors=errors,
         warnings=len(findings) - errors,
         findings=findings,
@@ -102,13 +79,17 @@ def _counts(cases: list[Case], field: str) -> dict[str, int]:
 
 
 def _lines(document: LintDocument) -> list[str]:
-    lines = [f"{one.origin}: {one.level}: {one.text} [{one.case}, {one.rule}]" for one in document.findings]
+    lines = [
+        f"{one.origin}: {one.level}: {one.text} [{f'{one.case}, ' if one.case else ''}{one.rule}]"
+        for one in document.findings
+    ]
     if lines:
         lines.append("")
     amount = f"{_counted(document.cases, 'case')} of {_counted(document.families, 'family', 'families')}"
     lines.append(f"{', '.join(document.sets)}: {amount}")
-    lines.append(f"  categories  {_listed(document.categories)}")
-    lines.append(f"  languages   {_listed(document.languages)}")
+    if document.cases:
+        lines.append(f"  categories  {_listed(document.categories)}")
+        lines.append(f"  languages   {_listed(document.languages)}")
     at = f"at a target of {document.target:.0%}"
     if document.detectable is None:
         lines.append(f"  detects     no drop {at}: there are too few cases")

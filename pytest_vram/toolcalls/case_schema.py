@@ -1,4 +1,4 @@
-"""JSON Schemas of case files and of files that define tools, for editors and for other programs.
+"""JSON Schemas of case files, of files that define tools and of what the lint prints, for editors and programs.
 
 They say what a reader can say of one line or file by itself; that names are defined and ids differ, only reading can.
 """
@@ -12,6 +12,7 @@ import msgspec
 
 from pytest_vram.toolcalls.cases import CATEGORIES
 from pytest_vram.toolcalls.lines import ROLES
+from pytest_vram.toolcalls.lint import LintDocument
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TEXT = {"type": "string", "pattern": r"\S"}
@@ -24,6 +25,7 @@ def schemas() -> dict[str, dict[str, Any]]:
     """File name → schema."""
     return {
         "case.json": {"$schema": _DIALECT, "title": "One line of a case file", **_case()},
+        "lint.json": {"$schema": _DIALECT, "title": "vram toolcalls lint --json", **msgspec.json.schema(LintDocument)},
         "tools.json": {"$schema": _DIALECT, "title": "Tools and sets of them, tools.json or tools/*.json", **_tools()},
     }
 

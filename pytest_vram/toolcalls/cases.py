@@ -19,7 +19,7 @@ import hashlib
 import heapq
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +103,19 @@ class CaseSet(msgspec.Struct, frozen=True, kw_only=True):
     cases: list[Case]
     digest: str
 
+    def __iter__(self) -> Iterator[Case]:
+        return iter(self.cases)
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
 
 def load(place: str | None = None, *, base: Path | None = None) -> CaseSet:
     """Read a set of cases.
 
-    :param place: ``None`` or ``shipped``: the cases of this package; ``shipped:cron``: one file of them; a JSONL file
-        or a folder of them, relative to ``base``; ``bfcl:simple_python`` where ``bfcl-eval`` is installed.
+    :param place: ``None`` or ``shipped``: the cases of this package; ``shipped:cron``: one file of them, several by
+        commas; a JSONL file or a folder of them, relative to ``base``; ``bfcl:simple_python`` where ``bfcl-eval`` is
+        installed.
     :raises BadCases: one message naming file, line, key and what is accepted.
     """
     from pytest_vram.toolcalls import places  # which needs the classes above

@@ -36,7 +36,8 @@ LONG_LIST = 20
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that a case, or several together, have wrong.
 
-    :ivar origin: file and line. :ivar case: its id. :ivar rule: a short name of what is checked.
+    :ivar origin: file and line. :ivar case: its id; "" for a line that is no usable case. :ivar rule: a short name of
+        what is checked.
     """
 
     level: Level
@@ -44,6 +45,28 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     case: str
     rule: str
     text: str
+
+
+class LintDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``vram toolcalls lint --json`` prints.
+
+    :ivar sets: the names of what was read. :ivar categories: name → cases, with ``languages``.
+    :ivar detectable: the drop below ``target``, as a share, that all these cases detect with 80 % power where the
+        cases of a family are independent; ``None``: none.
+    """
+
+    sets: list[str]
+    digest: str
+    cases: int
+    families: int
+    categories: dict[str, int]
+    languages: dict[str, int]
+    target: float
+    detectable: float | None
+    errors: int
+    warnings: int
+    findings: list[Finding]
+    format: str = "pytest-vram/toolcalls-lint/1"
 
 
 def lint(cases: Sequence[Case]) -> list[Finding]:

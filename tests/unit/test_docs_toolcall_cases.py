@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_vram.cli import entry
+from pytest_vram.errors import BadCases
 from pytest_vram.toolcalls import CATEGORIES, bfcl, case_schema, load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,14 +58,24 @@ def test_the_refusal_of_the_page_is_said(
     )
     (tmp_path / "cases.jsonl").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)
-    assert entry.main(["toolcalls", "lint", "cases.jsonl"]) == 2
-    assert capsys.readouterr().err == f"vram toolcalls: {blocks('text')[0]}"
+    with pytest.raises(BadCases) as refused:
+        load("cases.jsonl")
+    assert f"{refused.value}\n" == blocks("text")[0]
+    assert entry.main(["toolcalls", "lint", "cases.jsonl"]) == 1
+    assert blocks("text")[0].replace(":12: ", ":12: error: ").rstrip() in capsys.readouterr().out
 
 
 def test_names_of_the_page_are_all_there_are() -> None:
     """Every category, key, shipped file and subject of the leaderboard stands on the page."""
-    for name in (*CATEGORIES, *case_schema.schemas()["case.json"]["properties"], *bfcl.SUBJECTS):
+    for name in (
+        *CATEGORIES,
+        *case_schema.schemas()["case.json"]["properties"],
+        *case_schema.schemas(),
+        *bfcl.SUBJECTS,
+    ):
         assert f"`{name}`" in TEXT, name
+    for name in case_schema.schemas():
+        assert f"{name}`" in TEXT, name
     shipped = sorted(path.stem for path in (ROOT / "fixtures" / "toolcalls").glob("*.jsonl"))
     assert ", ".join(f"`{name}`" for name in shipped) in TEXT
     for name in shipped:

@@ -397,3 +397,20 @@ def test_many_cases_are_ordered_in_short() -> None:
     """Twenty thousand cases of two thousand families, all of them in every category, are no trouble."""
     cases = [made(n, str(n % 2000), ("single", "choice", "units")[n // 2000 % 3]) for n in range(20_000)]
     assert len(stratified(cases, 20_000, seed=1)) == 20_000
+
+
+def test_a_set_is_walked_and_counted() -> None:
+    """A set of cases is iterated over and has a length, as its list of cases has."""
+    cron = load("shipped:cron")
+    assert [case.id for case in cron] == [case.id for case in cron.cases]
+    assert len(cron) == len(cron.cases) > 0
+
+
+def test_several_shipped_files_by_commas() -> None:
+    """``shipped:cron,files`` is the cases of both, each once, in that order."""
+    both = load("shipped:cron, files,cron")
+    assert both.cases == [*load("shipped:cron"), *load("shipped:files")]
+    with pytest.raises(BadCases, match="there are no shipped cases 'flies' .did you mean 'files'"):
+        load("shipped:cron,flies")
+    with pytest.raises(BadCases, match="there are no shipped cases ''"):
+        load("shipped:cron,")

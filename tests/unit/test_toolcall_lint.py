@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import msgspec
 import pytest
 
 from pytest_vram.cli import entry
-from pytest_vram.toolcalls import Case, ExpectedCall, Tool
+from pytest_vram.toolcalls import Case, ExpectedCall, Tool, case_schema
 from pytest_vram.toolcalls.lint import Finding, lint
 from pytest_vram.toolcalls.lint_schema import flaws
 
@@ -368,12 +369,46 @@ def test_command_refuses_what_cannot_be_read(tmp_path: Path, capsys: pytest.Capt
         assert "vram" in capsys.readouterr().err
 
 
+def test_lint_goes_on_after_a_line_that_is_no_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each line that cannot be used is an error with its place, and the other lines are checked all the same."""
+    lint_of(tmp_path, case(1), case(2, tools=[RUNS], language="xxxx"), case(3), capsys=capsys)
+    path = tmp_path / "cases.jsonl"
+    good = path.read_text().split("\n")
+    broken = ["{", good[0].replace('"single"', '"singel"'), good[0].replace('["sync"]', '"sync"'), "[]", good[0]]
+    path.write_text("\n".join([*good, *broken]))
+    assert entry.main(["toolcalls", "lint", str(path), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    jsonschema.validate(document, case_schema.schemas()["lint.json"])
+    found = [(one["origin"].rpartition(":")[2], one["rule"]) for one in document["findings"]]
+    assert found == [(line, "unusable") for line in "45678"] + [("2", "language"), ("3", "duplicate")]
+    assert (document["cases"], document["errors"], document["warnings"]) == (3, 6, 1)
+    assert entry.main(["toolcalls", "lint", str(path)]) == 1
+    shown = capsys.readouterr().out
+    assert "cases.jsonl:4: error: the line is not JSON: " in shown
+    assert "cases.jsonl:5: error: category 'singel' is unknown: did you mean 'single'? [unusable]" in shown
+    assert "cases.jsonl:6: error: expect[0].arguments.job is not a list" in shown
+    assert "cases.jsonl:8: error: id 'a-01' is that of" in shown
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file with nothing but unusable lines is told line by line, and refused where there are more than a hundred."""
+    path = tmp_path / "cases.jsonl"
+    path.write_text("x\n" * 100)
+    assert entry.main(["toolcalls", "lint", str(path)]) == 1
+    shown = capsys.readouterr().out
+    assert "0 cases of 0 families" in shown
+    assert "100 errors, 0 warnings" in shown
+    path.write_text("x\n" * 101)
+    assert entry.main(["toolcalls", "lint", str(path)]) == 2
+    assert "more than 100 lines are no usable cases; the last that was read: " in capsys.readouterr().err
+
+
 def test_several_places_are_held_against_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Cases of several places are one set: an id in two of them is refused."""
+    """Cases of several places are one set: an id in two of them is an error."""
     lint_of(tmp_path, case(), capsys=capsys)
     (tmp_path / "more.jsonl").write_text((tmp_path / "cases.jsonl").read_text())
-    assert entry.main(["toolcalls", "lint", str(tmp_path / "cases.jsonl"), str(tmp_path / "more.jsonl")]) == 2
-    assert "id 'a-01' is that of" in capsys.readouterr().err
+    assert entry.main(["toolcalls", "lint", str(tmp_path / "cases.jsonl"), str(tmp_path / "more.jsonl")]) == 1
+    assert "more.jsonl:1: error: id 'a-01' is that of" in capsys.readouterr().out
 
 
 def test_shipped_cases_are_clean(capsys: pytest.CaptureFixture[str]) -> None:
