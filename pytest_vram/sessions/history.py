@@ -14,8 +14,33 @@ CHARACTERS_OF_TOKEN = 3
 SPARE = 32
 
 
-def counter(tokenize: Callable[[str], Sequence[int]] | None) -> Count:
-    """Count by the server's tokenizer; where it has none, by characters."""
+class Counter:
+    """Counts the tokens of messages, and learns from what the server says of prompts that were sent.
+
+    A chat template writes calls and tools in its own form, and some protocols add a prompt of their own: what a prompt
+    had beyond the count of its texts is added from then on.
+
+    :ivar beyond: tokens that are added.
+    """
+
+    def __init__(self, tokenize: Callable[[str], Sequence[int]] | None) -> None:
+        """:param tokenize: of the server; where it has none, characters are counted."""
+        self.beyond = 0
+        self._count = _counter(tokenize)
+
+    def __call__(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> int:
+        """Tokens of messages and tools."""
+        return self._count(messages, tools) + self.beyond
+
+    def learn(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], tokens: int | None
+    ) -> None:
+        """The server counted so many tokens in this prompt."""
+        if tokens is not None:
+            self.beyond = max(self.beyond, tokens - self._count(messages, tools))
+
+
+def _counter(tokenize: Callable[[str], Sequence[int]] | None) -> Count:
     if tokenize is not None:
         try:
             tokenize("a")

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from pytest_vram.errors import BackendDied, BackendError, BadInput, RequestFailed
-from pytest_vram.sessions.history import SPARE, counter
+from pytest_vram.sessions.history import SPARE, Counter
 from pytest_vram.sessions.session import Backend
 from pytest_vram.spec import BackendSpec
 from pytest_vram.stats import clopper_pearson, mcnemar_exact, required_n_proven, tango_interval
@@ -186,8 +186,12 @@ def ask(
     planted = facts(count, seed)
     asked_with = spec if spec is not None else backend.spec
     size = context if context is not None else _told(backend)
-    with_summary = _arm(backend, asked_with, planted, size, summary=True, told=told)
-    return with_summary, _arm(backend, asked_with, planted, size, summary=False, told=told)
+    count_tokens = Counter(getattr(backend.client, "tokenize", None))
+    # One question beforehand: what the template and the protocol add to the texts is known from it.
+    probe = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": planted[0].question}]
+    count_tokens.learn(probe, [READ.as_openai()], _asked(backend, asked_with, probe).tokens_in)
+    with_summary = _arm(backend, asked_with, planted, size, count_tokens, summary=True, told=told)
+    return with_summary, _arm(backend, asked_with, planted, size, count_tokens, summary=False, told=told)
 
 
 def _told(backend: Backend) -> int:
@@ -211,6 +215,7 @@ def _arm(
     spec: BackendSpec,
     planted: Sequence[Fact],
     size: int,
+    count: Counter,
     *,
     summary: bool,
     told: Callable[[RecallAnswer], None],
@@ -218,7 +223,6 @@ def _arm(
     limit = size - _ANSWER - _QUESTION - SPARE
     if limit < 1:
         raise BadInput(f"a context of {size} tokens has no room for a question: raise it")
-    count = counter(getattr(backend.client, "tokenize", None))
     window = MessageWindow(limit, count=count, tools=[READ.as_openai()], user_first=True)
     window.append({"role": "system", "content": _SYSTEM})
     if summary:

@@ -14,7 +14,7 @@ from pytest_vram.errors import BackendDied, BackendError, BadInput, RequestFaile
 from pytest_vram.sessions import table
 from pytest_vram.sessions.conversations import Conversation, ScriptedTurn
 from pytest_vram.sessions.gauge import Gauge, NoGauge, Peaks, Rest
-from pytest_vram.sessions.history import SPARE, History, counter
+from pytest_vram.sessions.history import SPARE, Counter, History
 from pytest_vram.sessions.turns import Turn
 from pytest_vram.spec import BackendSpec
 from pytest_vram.toolcalls import asking
@@ -24,7 +24,6 @@ from pytest_vram.toolcalls.protocols import request_of
 
 if TYPE_CHECKING:
     from pytest_vram.backends.base import Properties
-    from pytest_vram.windows.messages import Count
 
 #: Seconds that memory may take to come to rest after a turn.
 SETTLE = 2.0
@@ -124,9 +123,9 @@ class Session:
         self._generation = backend.generation
         self._steps = [(one, own) for one in self.conversations for own in range(len(one.turns))]
         self._context_size = context if context is not None else self._told_context()
-        self._count: Count | None = None
+        self._count: Counter | None = None
         if self._context_size is not None:
-            self._count = counter(getattr(backend.client, "tokenize", None))
+            self._count = Counter(getattr(backend.client, "tokenize", None))
         self._history: History | None = None
         self._seen: set[tuple[str, bytes]] = set()
         self._events: list[str] = []
@@ -313,6 +312,8 @@ class Session:
         before = len(records) if records is not None else 0
         heard = asking.ask(client, sent, body, retry=False)
         said.heard(heard, records[before:] if records is not None else [])
+        if self._count is not None:
+            self._count.learn(messages, [tool.as_openai() for tool in case.tools], heard.tokens_in)
         if said.failed or not judged:
             return
         expect = step.turn.expect if expecting else []

@@ -19,7 +19,8 @@ def recalled(script: Script, body: Mapping[str, Any]) -> dict[str, Any] | None:
     A fact that stands anywhere in the messages is used, for a share of the facts that the script sets. What is not
     there is read again where a tool for that is offered.
     """
-    messages = [one for one in body.get("messages") or [] if isinstance(one, Mapping)]
+    listed = body.get("messages")
+    messages = [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
     if not messages or messages[-1].get("role") != "user":
         return None
     asked = _QUESTION.search(str(messages[-1].get("content")))
