@@ -250,7 +250,8 @@ class SoakJournal:
         self.contents = contents
         self._lock = lock
         self._fd = fd
-        self._size = contents.size
+        #: Bytes and lines that are committed. They change in one step: a signal may come between any two.
+        self._committed = (contents.size, contents.lines)
 
     @classmethod
     def open(
@@ -295,18 +296,20 @@ class SoakJournal:
 
         :raises DiskTrouble: it is not there, and nothing of it is left in the journal.
         """
-        data = encode(msgspec.structs.replace(line, n=self.contents.lines + 1))
+        size, count = self._committed
+        data = encode(msgspec.structs.replace(line, n=count + 1))
         if len(data) > LONGEST_LINE:
             raise DiskTrouble(f"a line of {len(data):,} bytes is too long for the journal of a soak")
         try:
+            os.ftruncate(self._fd, size)  # of a line that an interrupt left uncommitted
             _write_all(self._fd, data)
             os.fsync(self._fd)
         except OSError as error:
             with contextlib.suppress(OSError):  # else the next reader drops it: it has no end
-                os.ftruncate(self._fd, self._size)
+                os.ftruncate(self._fd, size)
             raise DiskTrouble(f"{self.folder / FILE_NAME}: {error.strerror or error}") from None
-        self._size += len(data)
-        self.contents.lines += 1
+        self._committed = (size + len(data), count + 1)
+        self.contents.lines = count + 1
         if isinstance(line, TurnLine):
             self.contents.turns, self.contents.spent = line.turn.number, line.spent
         elif isinstance(line, SegmentLine):

@@ -154,3 +154,24 @@ def test_memory_does_not_follow_the_number_of_turns(tmp_path: Path) -> None:
     assert held < 4 << 20, held
     assert len(series.table()) <= 20
     assert len(series.kinds) <= 65
+
+
+def test_an_interrupt_within_a_commit_leaves_no_line_that_the_next_one_collides_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while the disk is waited for: the line was not committed, and the last line of the soak takes its place."""
+    journal = SoakJournal.open(tmp_path, FINGERPRINT, name="nightly")
+    journal.commit(TurnLine(turn=a_turn(1), spent=1.0))
+
+    def interrupted(fd: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(soak_journal.os, "fsync", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            journal.commit(TurnLine(turn=a_turn(2), spent=2.0))
+    journal.commit(soak_journal.EndLine(reason="interrupted", text="by hand"))
+    journal.close()
+    found = read(tmp_path)
+    assert (found.turns, found.lines) == (1, 2)
+    assert found.end is not None
