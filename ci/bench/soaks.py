@@ -66,7 +66,7 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def trial(chance: random.Random, turns: int) -> dict[str, Any]:
+def trial(chance: random.Random, turns: int, most_deaths: int = MOST_DEATHS) -> dict[str, Any]:
     """One soak, killed until it ends. :returns: its shape, deaths, verdicts, and which promise it broke."""
     shape = chance.choice(SHAPES)
     with tempfile.TemporaryDirectory(prefix="vram-soak-") as name:
@@ -76,7 +76,7 @@ def trial(chance: random.Random, turns: int) -> dict[str, Any]:
         broken: list[str] = []
         found: dict[str, Any] = {}
         while not found:
-            way = chance.choice(WAYS) if sum(deaths.values()) < MOST_DEATHS else ""
+            way = chance.choice(WAYS) if sum(deaths.values()) < most_deaths else ""
             before = _bytes(folder)
             committed = read(folder).turns if before else 0
             whole = before[: len(before) - read(folder).torn] if before else b""

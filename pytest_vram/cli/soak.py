@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,9 +84,20 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
         finally:
             made.leave(attempt)
     if end.reason == "interrupted":
-        progress(f"vram soak: {end.text}; go on with: vram soak {amount.text} --resume --dir {wanted.folder}")
+        progress(f"vram soak: {end.text}; go on with: {_again(options, amount, wanted.folder)}")
         return Answer(code=INTERRUPTED, document=None)
     return Answer(code=_CODES[document.verdict.outcome], document=document, lines=tuple(soaks.lines(document)))
+
+
+def _again(options: argparse.Namespace, amount: Amount, folder: Path) -> str:
+    """The command that goes on with a soak: what it is held against must be the same."""
+    words = ["vram", "soak", amount.text, "--resume", "--dir", str(folder)]
+    for name in ("backend", "config", "budget", "host_budget", "target", "retention", "vram_device"):
+        value = getattr(options, name)
+        words += [] if value is None else [f"--{name.replace('_', '-')}", value]
+    for value in options.conversation or []:
+        words += ["--conversation", value]
+    return shlex.join(words)
 
 
 def _amount(options: argparse.Namespace) -> Amount | None:

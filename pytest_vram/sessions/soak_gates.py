@@ -100,7 +100,7 @@ def judge(series: Series, gates: Gates, losses: list[LossLine], *, unfinished: s
     ]
     failed = [gate for gate in results if gate.outcome == "failed"]
     unclear = [gate for gate in results if gate.outcome == "inconclusive"]
-    counted = f"{series.turns:,} turns"
+    counted = f"{series.turns:,} turn{'s' if series.turns != 1 else ''}"
     retained = series.retention(WARM_UP)
     if failed:
         outcome, text = "failed", f"after {counted}: {failed[0].text}"
@@ -340,11 +340,11 @@ def _answers(series: Series, losses: list[LossLine]) -> GateResult:
     name = "answers"
     memory = next((loss for loss in losses if loss.memory), None)
     if memory is not None:
-        text = f"the server ran out of memory in turn {memory.number}: {memory.error}"
+        text = f"the server ran out of memory in turn {memory.number}: {_line(memory.error)}"
         return GateResult(name=name, outcome="failed", text=text)
     if losses:
         times = f"{len(losses)} times" if len(losses) > 1 else "once"
-        first = f"first in turn {losses[0].number}: {losses[0].error}"
+        first = f"first in turn {losses[0].number}: {_line(losses[0].error)}"
         text = f"the server was lost or did not answer in time {times}, {first}"
         return GateResult(name=name, outcome="inconclusive", text=text)
     errors = sum(series.errors.values())
@@ -352,8 +352,13 @@ def _answers(series: Series, losses: list[LossLine]) -> GateResult:
         return GateResult(name=name, outcome="inconclusive", text="no turn was answered")
     if errors > MOST_ERRORS * series.turns:
         first = next(iter(series.errors))
-        text = f"{errors} of {series.turns} turns have no answer, the first because: {first}"
+        text = f"{errors} of {series.turns} turns have no answer, the first because: {_line(first)}"
         return GateResult(name=name, outcome="inconclusive", text=text)
     return GateResult(
         name=name, outcome="passed", text=f"{series.turns - errors} of {series.turns} turns were answered"
     )
+
+
+def _line(error: str) -> str:
+    """The first line of a message; the report has all of it."""
+    return next(iter(error.splitlines()), "")

@@ -1,0 +1,98 @@
+"""``vram soak`` as users meet it: amounts, folders, exit codes, the document, and what stands in its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from pytest_vram.cli import main
+from pytest_vram.report import schemas
+from pytest_vram.sessions.soak_lines import GROUPS, logfmt
+from pytest_vram.testing.scripted import Script, backend_table
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+    """Run the command in a project with a scripted backend: exit code, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+    Path("vram.toml").write_text(backend_table(Script(), tmp_path, name="agent"), encoding="utf-8")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(["soak", "--vram-device=cpu", *arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("12",), "'12' is not the amount of a soak: write 300turns, 8h or 20m"),
+        (("3turns", "--hours", "2"), "AMOUNT and --hours are two amounts of one soak: write one"),
+        (("--turns", "0"), "'0turns' is not the amount of a soak"),
+        (("--hours", "many"), "'manyh' is not the amount of a soak"),
+        (("3turns", "--backend", "other"), "'other' is not in the spec file"),
+        (("3turns", "--resume"), "no soak of 'agent' was begun in"),
+        (("3turns", "--resume", "--dir", "here"), "no soak was begun in"),
+        (("3turns", "--budget", "3g"), "`3g` is ambiguous"),
+        (("3turns", "--target", "94"), "--target '94' is not a share"),
+        (("3turns", "--conversation", "cron-chekc"), "cron-check"),
+        (("3turns", "--host-budget", "much"), "from --host-budget"),
+        (("3turns", "--vram-device", "predicted"), "a soak measures"),
+        (("3turns", "--frequently"), "does not take '--frequently'"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_starts(
+    cli: Cli, arguments: tuple[str, ...], message: str
+) -> None:
+    """One sentence, exit code 2, no folder."""
+    code, out, err = cli(*arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+    assert not Path(".vram").exists()
+
+
+def test_a_soak_leaves_a_report_a_log_and_a_journal_that_can_be_made_longer(cli: Cli) -> None:
+    """Few turns are inconclusive (3); the document is as published; ``--resume`` asks the missing turns only."""
+    code, out, err = cli("4turns", "--budget", "2GB")
+    assert code == 3
+    assert "soak agent: INCONCLUSIVE: after 4 turns" in out
+    assert "A pass holds for these conversations" in out
+    assert "turn=4/4" in err
+    folder = Path(".vram/soaks/agent/1")
+    assert (folder / "report.txt").read_text(encoding="utf-8").startswith("soak agent: INCONCLUSIVE")
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert {row["group"] for row in rows} == set(GROUPS)
+    assert [row["turn"] for row in rows if row["group"] == "brain.step"] == [1, 2, 3, 4]
+    lines = (folder / "log.logfmt").read_text(encoding="utf-8").splitlines()
+    assert lines == [logfmt(row) for row in rows]
+
+    code, _, err = cli("4turns", "--budget", "2GB", "--dir", str(folder))
+    assert code == 2
+    assert "has a soak already: go on with it with --resume" in err
+    code, _, err = cli("6turns", "--budget", "3GB", "--resume")
+    assert code == 2
+    assert "gates.limit.each was 2000000000 and is 3000000000" in err
+    code, out, err = cli("6turns", "--budget", "2GB", "--resume", "--json", "--quiet")
+    assert code == 3
+    document = json.loads(out)
+    jsonschema.validate(document, schemas()["soak.json"])
+    assert (document["turn_count"], document["segment_count"], document["processes"]) == (6, 2, 2)
+    assert [turn["number"] for turn in document["turns"]] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_peak_over_the_budget_fails(cli: Cli) -> None:
+    """Exit code 1 after the turn that broke it, and again when somebody tries to go on."""
+    code, out, _ = cli("50turns", "--budget", "10MB")
+    assert code == 1
+    assert "FAILED: after 1 turn: the peak of host was" in out
+    assert "over 10MB" in out
+    assert cli("50turns", "--budget", "10MB", "--resume")[0] == 1
