@@ -16,7 +16,7 @@ import msgspec
 from pytest_vram.toolcalls import lint_schema
 from pytest_vram.toolcalls.cases import Case, ExpectedCall, Tool
 from pytest_vram.toolcalls.places import unoffered
-from pytest_vram.toolcalls.values import same
+from pytest_vram.toolcalls.values import same, shown
 
 Level = Literal["error", "warning"]
 #: Language tags as they are used: a language, then script and region.
@@ -25,6 +25,8 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Z][a-z]{3})?(-([A-Z]{2}|[0-9]{3}))?", re
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 #: Categories in which a family may be about telling tools apart, so that other calls are right in other cases.
 _CHOOSING = ("choice", "parallel", "multi_turn", "long_list")
+#: One word with a digit or a sign in it, as names, ids, dates, addresses and paths are.
+_NAME_LIKE = re.compile(r"(?=\S*[-_/.0-9])\S*\w\S*")
 #: What chat templates of Mistral's models take as the id of a call.
 _CALL_ID = re.compile(r"[A-Za-z0-9]{9}", re.ASCII)
 #: Characters of one finding: it may quote a value.
@@ -73,6 +75,7 @@ def lint(cases: Sequence[Case]) -> list[Finding]:
     """All findings, in the order of the cases."""
     found = [finding for case in cases for finding in _of_case(case)]
     found += _of_tools(cases)
+    found += _inexact(cases)
     found += _alike(cases)
     found += _of_families(cases)
     places = {case.id: position for position, case in enumerate(cases)}
@@ -295,6 +298,38 @@ def _of_tools(cases: Sequence[Case]) -> Iterator[Finding]:
             for flaw in _flaws(json.dumps(tool.parameters)):
                 level: Level = "error" if flaw.error else "warning"
                 yield _finding(case, "schema", f"tool {tool.name!r}: {flaw.text}", level=level)
+
+
+def _inexact(cases: Sequence[Case]) -> Iterator[Finding]:
+    """Names that are compared as if they were words; each argument of a tool once, at the first case that has one."""
+    seen: set[tuple[str, str]] = set()
+    for case in cases:
+        offered = {tool.name: tool.parameters.get("properties") for tool in case.tools}
+        for position, call in enumerate(case.expect):
+            properties = offered.get(call.name)
+            for name, allowed in call.arguments.items():
+                schema = properties.get(name) if isinstance(properties, dict) else None
+                if (call.name, name) in seen or name in call.exact:
+                    continue
+                like = next((one for one in _texts(allowed, {"items": schema}) if _NAME_LIKE.fullmatch(one)), None)
+                if like is not None:
+                    seen.add((call.name, name))
+                    text = f"expect[{position}].arguments.{name}: {shown(like)} is compared without regard to capitals:"
+                    yield _finding(case, "inexact", f"{text} if it is a name, put {name!r} into exact", level="warning")
+
+
+def _texts(value: Any, schema: Any) -> Iterator[str]:
+    """The texts in a value that its schema does not enumerate: those it does are compared to the letter anyway."""
+    schema = schema if isinstance(schema, dict) else {}
+    if isinstance(value, str) and "enum" not in schema and "const" not in schema and len(value) <= _LONGEST:
+        yield value
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts(one, schema.get("items"))
+    elif isinstance(value, dict):
+        properties = schema.get("properties")
+        for key, one in value.items():
+            yield from _texts(one, properties.get(key) if isinstance(properties, dict) else None)
 
 
 def _alike(cases: Sequence[Case]) -> Iterator[Finding]:

@@ -70,7 +70,6 @@ def test_names_of_the_page_are_all_there_are() -> None:
     for name in (
         *CATEGORIES,
         *case_schema.schemas()["case.json"]["properties"],
-        *case_schema.schemas(),
         *bfcl.SUBJECTS,
     ):
         assert f"`{name}`" in TEXT, name

@@ -156,6 +156,18 @@ WRONG: dict[str, tuple[str, str, list[Case], str]] = {
         "call 'call00001' has no result before it",
     ),
     "same id": ("error", "history", [case(messages=[past(), result(), past(), result()])], "two calls have the id 'call00001'"),
+    "name": ("warning", "inexact", [case(expect=[arguments(job=["sync-two"])])], "'sync-two' is compared without regard"),
+    "path in object": (
+        "warning",
+        "inexact",
+        [
+            case(
+                tools=[Tool(name="job_runs", description="x", parameters={"type": "object", "properties": {"job": {}}})],
+                expect=[call(arguments={"job": [{"paths": ["some words", "/etc/Hosts"]}]})],
+            )
+        ],
+        "put 'job' into exact",
+    ),
     "call id": ("warning", "call-id", [case(messages=[USER, past(id="g1"), result("g1"), USER])], "'g1' is not nine letters"),
     "past no json": ("error", "history", [case(messages=[past(arguments="{job"), result()])], "no JSON object"),
     "past list": ("error", "history", [case(messages=[past(arguments="[]"), result()])], "no JSON object"),

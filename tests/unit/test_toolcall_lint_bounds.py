@@ -61,7 +61,7 @@ def of(parameters: dict[str, Any], value: Any, **changes: Any) -> list[Finding]:
         "category": "single",
         "messages": [{"role": "user", "content": "Which runs were there?"}],
         "tools": [Tool(name="job_runs", description="x", parameters=parameters)],
-        "expect": [ExpectedCall(name="job_runs", arguments={"job": [value]})],
+        "expect": [ExpectedCall(name="job_runs", arguments={"job": [value]}, exact=["job"])],
     }
     return lint([Case(**{**fields, **changes})])
 
@@ -159,7 +159,7 @@ def test_long_lists_are_checked() -> None:
 def test_a_long_enumeration_beside_as_many_right_values() -> None:
     """Each right value is looked up in a long enumeration, not compared with all of it."""
     names = [f"name {number}" for number in range(20_000)]
-    call = ExpectedCall(name="job_runs", arguments={"job": [*names, "nobody"]})
+    call = ExpectedCall(name="job_runs", arguments={"job": [*names, "nobody"]}, exact=["job"])
     findings = of(schema(enum=names), "", expect=[call])
     assert [one.rule for one in findings] == ["refused-value"]
     assert "'nobody' is not one of" in findings[0].text
