@@ -244,6 +244,11 @@ def _epilog(verb: str) -> str | None:
             "Exit codes: 0 every gate held, 1 one did not, 3 that cannot be told, 130 interrupted. A soak that was"
             " interrupted or killed goes on with --resume."
         )
+    if verb == "toolcalls":
+        return (
+            "Exit codes: 0 it holds, 1 it does not, 3 that cannot be told, 130 interrupted; of lint 1 where something is"
+            " wrong with the cases."
+        )
     if verb == "watch":
         return "Ends with the run, by its verdict: 0 passed, 1 failed or lost, 3 inconclusive."
     if verb == "boot":
