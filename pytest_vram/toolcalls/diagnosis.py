@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -130,8 +131,10 @@ def diagnose(
     """
     if protocol not in PROTOCOLS:
         raise ValueError(f"protocol is {protocol!r}; accepted are {', '.join(PROTOCOLS)}")
-    offered = [_tool(tool) for tool in tools]
-    wanted = None if expected is None else [_expected(one) for one in expected]
+    offered = [_tool(tool) for tool in _each_of(tools, "tools are a list of those that were offered")]
+    wanted = None
+    if expected is not None:
+        wanted = [_expected(one) for one in _each_of(expected, "expected calls are a list, or None")]
     if isinstance(message, str):
         found = evidence.of_text(message, offered, protocol, in_message=False)
     elif isinstance(message, Mapping):
@@ -139,13 +142,24 @@ def diagnose(
     else:
         raise TypeError(f"a message is raw text or an OpenAI assistant message, not {type(message).__name__}")
     form = _form(found, finish_reason)
-    schema = _schema(found, offered)
-    if wanted is None:
-        choice = schema
-    else:
-        choice, leaked = _choice(found, offered, wanted)
-        form += leaked
-    return _diagnosis(found, offered, form, schema, choice, judged=wanted is not None)
+    schema = _schema(found, offered, judged=wanted is not None)
+    choice = schema if wanted is None else _choice(found, offered, wanted)
+    told = [*form, *schema]
+    if found.unasked is not None:
+        told.append(found.unasked)
+        if not any(defect.kind == "no_call" for defect in choice):
+            form.append(found.unasked)
+    if wanted is not None and choice and (leak := _leak(found)) is not None:
+        # A runtime can tell that it is there, only the case that it does not belong there.
+        told.append(leak)
+        without = _without_leak(found, offered, wanted)
+        if len(without) < len(choice):
+            choice = without
+            form.append(leak)
+    if wanted == [] and not found.pieces and found.content and found.unasked is None:
+        # A text that was cut is still one without a call.
+        form = [defect for defect in form if defect.kind != "truncated"]
+    return _diagnosis(found, offered, [*form, *choice], told, judged=wanted is not None)
 
 
 def feedback(diagnosis: Diagnosis, tools: Sequence[Tool | Mapping[str, Any]]) -> str:
@@ -171,6 +185,13 @@ def feedback(diagnosis: Diagnosis, tools: Sequence[Tool | Mapping[str, Any]]) ->
     return "\n\n".join(parts)
 
 
+def _each_of(listed: Any, what: str) -> list[Any]:
+    """The items of a list. :raises TypeError: it is none."""
+    if isinstance(listed, str | bytes | Mapping) or not isinstance(listed, Iterable):
+        raise TypeError(f"{what}, not {printable(repr(listed)[:80])}")
+    return list(listed)
+
+
 def _tool(tool: Tool | Mapping[str, Any]) -> Tool:
     if isinstance(tool, Tool):
         return tool
@@ -179,10 +200,13 @@ def _tool(tool: Tool | Mapping[str, Any]) -> Tool:
         if isinstance(inner, Mapping) and isinstance(inner.get("name"), str):
             parameters = inner.get("parameters", inner.get("input_schema"))
             described = inner.get("description")
+            if parameters is not None and not isinstance(parameters, Mapping):
+                shown = printable(repr(parameters)[:80])
+                raise TypeError(f"the parameters of the tool {inner['name']!r} are a JSON Schema, not {shown}")
             return Tool(
                 name=inner["name"],
                 description=described if isinstance(described, str) else "",
-                parameters=dict(parameters),
+                parameters=dict(parameters or {}),
             )
     shown = printable(repr(tool)[:80])
     raise TypeError(f"a tool is {{'type': 'function', 'function': {{'name': …}}}} or a Tool, not {shown}")
@@ -222,11 +246,12 @@ def _of_call(defects: Sequence[Defect], piece: Piece, number: int, calls: int) -
     return [defect._replace(detail=f"call {number} ({name}): {defect.detail}") for defect in defects]
 
 
-def _schema(found: Evidence, tools: Sequence[Tool]) -> list[Defect]:
+def _schema(found: Evidence, tools: Sequence[Tool], *, judged: bool = True) -> list[Defect]:
     """What is wrong with calls by the tools alone. Of malformed ones only the name can be judged."""
     defects: list[Defect] = []
     for index, piece in enumerate(found.pieces, 1):
-        if not tools and piece.form == "arguments":
+        if not tools and (piece.form == "arguments" or not judged):
+            # Without tools there is nothing that a name could be held against.
             continue
         if piece.broken:
             named = against_schema(piece.plain_name, {}, tools) if piece.plain_name is not None else []
@@ -240,30 +265,49 @@ def _schema(found: Evidence, tools: Sequence[Tool]) -> list[Defect]:
     return defects
 
 
-def _choice(
-    found: Evidence, tools: Sequence[Tool], expected: Sequence[ExpectedCall]
-) -> tuple[list[Defect], list[Defect]]:
-    """What is wrong with calls beside the expected ones, and tokens that leaked into their values."""
+def _choice(found: Evidence, tools: Sequence[Tool], expected: Sequence[ExpectedCall]) -> list[Defect]:
+    """What is wrong with calls beside the expected ones."""
     pieces = found.pieces
     if not pieces:
         if not expected or found.empty:
-            return [], []
-        return [Defect("no_call", -1, _no_call(found, tools, expected))], []
+            return []
+        return [Defect("no_call", -1, _no_call(found, tools, expected))]
     if any(piece.broken or not isinstance(piece.arguments, Mapping) for piece in pieces):
         # What was meant can be guessed, not judged.
         defects = _schema(found, tools)
-        if not expected:
+        if not expected and any(piece.name is not None or piece.native for piece in pieces):
             defects.append(Defect("irrelevant_call", -1, "a call is attempted, where no tool fits"))
-        return defects, []
-    calls = [(piece.plain_name, piece.arguments) for piece in pieces]
-    matched = list(match(calls, expected, tools).defects)
-    cleaned = [(name, _each(arguments, _without_token)) for name, arguments in calls]
-    if cleaned != calls:
-        without = list(match(cleaned, expected, tools).defects)
-        if len(without) < len(matched):
-            leak = Defect("leaked_token", -1, "a value ends in a special token, without which it would be right")
-            return without, [leak]
-    return matched, []
+        return defects
+    return list(match([(piece.plain_name, piece.arguments) for piece in pieces], expected, tools).defects)
+
+
+def _leak(found: Evidence) -> Defect | None:
+    """A special token at the end of a value, by the form of the answer alone.
+
+    It may have been asked for: it is told only of an answer that is wrong.
+    """
+    tokens: list[str] = []
+
+    def look(text: str) -> str:
+        ended = _token(text)
+        if ended is not None:
+            tokens.append(ended[0].strip())
+        return text
+
+    for piece in found.pieces:
+        if not piece.broken:
+            _each(piece.arguments, look)
+    if not tokens:
+        return None
+    return Defect("leaked_token", -1, f"a value ends in the special token {printable(tokens[0][:60])}")
+
+
+def _without_leak(found: Evidence, tools: Sequence[Tool], expected: Sequence[ExpectedCall]) -> list[Defect]:
+    """What is wrong with the choice besides tokens at the end of values."""
+    if any(piece.broken or not isinstance(piece.arguments, Mapping) for piece in found.pieces):
+        return _choice(found, tools, expected)
+    cleaned = [(piece.plain_name, _each(piece.arguments, _without_token)) for piece in found.pieces]
+    return list(match(cleaned, expected, tools).defects)
 
 
 def _each(value: Any, change: Callable[[str], str], depth: int = 0) -> Any:
@@ -279,15 +323,20 @@ def _each(value: Any, change: Callable[[str], str], depth: int = 0) -> Any:
 
 
 def _without_token(text: str) -> str:
-    # Tokens are short: the end of a long text is enough.
-    start = max(0, len(text) - 200)
-    found = AT_END.search(text, start)
+    found = _token(text)
     return text if found is None else text[: found.start()]
+
+
+def _token(text: str) -> re.Match[str] | None:
+    # Tokens are short: the end of a long text is enough.
+    return AT_END.search(text, max(0, len(text) - 200))
 
 
 def _no_call(found: Evidence, tools: Sequence[Tool], expected: Sequence[ExpectedCall]) -> str:
     """Why there is no call, as a clause."""
     names = ", ".join(dict.fromkeys(printable(one.name) for one in expected[:5]))
+    if found.answered:
+        return f"the answer says that nothing is called, where a call of {names} belongs"
     detail = f"the answer is text, where a call of {names} belongs: {printable(found.content[:80])!r}"
     if found.thinking and formats.read(found.thinking, tools).calls:
         detail += "; a call stands in the thinking only, where nothing executes it"
@@ -297,13 +346,13 @@ def _no_call(found: Evidence, tools: Sequence[Tool], expected: Sequence[Expected
 def _diagnosis(
     found: Evidence,
     tools: Sequence[Tool],
-    form: list[Defect],
-    schema: list[Defect],
-    choice: list[Defect],
+    wrong: list[Defect],
+    told: list[Defect],
     *,
     judged: bool,
 ) -> Diagnosis:
-    defects = sorted([*form, *choice], key=lambda defect: _RANK[defect.kind])
+    """The diagnosis. :param told: those of the defects that a runtime could tell."""
+    defects = sorted(wrong, key=lambda defect: _RANK[defect.kind])
     kinds = tuple(dict.fromkeys(defect.kind for defect in defects))
     calls = [
         Call(
@@ -321,7 +370,7 @@ def _diagnosis(
         called = {call.name for call in calls}
         remarks = telling.odd_types(tool for tool in tools if tool.name in called)
         detail = " ".join([detail, *map(telling.sentence, remarks)])
-    told = sorted([*form, *schema], key=lambda defect: _RANK[defect.kind])
+    told = sorted(told, key=lambda defect: _RANK[defect.kind])
     return Diagnosis(
         well_formed=all(kind in _WELL_FORMED for kind in kinds) and all(call.well_formed for call in calls),
         kind=kinds[0] if kinds else "valid",

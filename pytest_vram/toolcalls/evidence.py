@@ -6,6 +6,7 @@ An answer is raw text of a model or an assistant message of a server; both end u
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,10 +24,16 @@ KEPT = 4000
 #: Equal calls in a row that are a repetition and no longer several calls.
 _EQUAL_CALLS = 16
 _LONGEST_THINKING = 200_000
+#: A longer text is looked at for repetition, not for words.
+_SHORT = 1000
 #: Defects of one sort that are told.
 _TOLD = 5
 _STRAY = re.compile("|".join(map(re.escape, CLOSERS)))
 _QUOTED = "`\"'“‘"
+_LINE = 400
+_COLON = re.compile(r"[ \t\n\r]*:")
+#: How a sentence goes on after a word.
+_GOES_ON = re.compile(r" (?:[^\W\d_A-Z]|\d)|[.,;:!?)](?:[ \n]|$)")
 _WRAPPED = {
     "hermes": "the tags of Hermes and Qwen", "qwen3-coder": "the tags of Qwen3-Coder", "glm": "GLM's tags",
     "llama": "Llama's tokens", "mistral": "Mistral's tokens", "gemma": "Gemma's notation",
@@ -63,6 +70,9 @@ class Evidence:
         self.content = ""
         self.thinking = ""
         self.empty = False
+        self.answered = False
+        #: Text, or other JSON, in place of the object that the protocol asks for.
+        self.unasked: Defect | None = None
 
     def note(self, kind: str, at: int, detail: str) -> None:
         """Add a defect of no call."""
@@ -70,7 +80,7 @@ class Evidence:
 
 
 #: Kinds that leave a call readable.
-_READABLE = frozenset({"text_around", "call_in_text", "alias_key", "arguments_as_object", "wrong_type"})
+_READABLE = frozenset({"text_around", "call_in_text", "alias_key", "arguments_as_object", "wrong_type", "extra_field"})
 
 
 def _broken(defects: Iterable[Defect]) -> bool:
@@ -91,7 +101,9 @@ def of_text(text: str, tools: Sequence[Tool], protocol: str, *, in_message: bool
     if not text.strip():
         _nothing(found, text)
         return found
-    scan = formats.read(text, tools)
+    asked = "" if protocol == "tools" else protocol
+    scan = formats.read(text, tools, asked)
+    found.answered = scan.answered > 0
     found.defects += scan.defects
     found.thinking = "\n".join(text[start:end] for start, end in scan.thinking)[:_LONGEST_THINKING]
     plain = [(start, end) for start, end in scan.plain if text[start:end].strip(" \t\r\n,;")]
@@ -105,10 +117,27 @@ def of_text(text: str, tools: Sequence[Tool], protocol: str, *, in_message: bool
     if protocol != "tools" and around and (found.pieces or scan.answered) and not _only_special(around):
         at = plain[0][0] + len(text[plain[0][0] : plain[0][1]]) - len(text[plain[0][0] : plain[0][1]].lstrip())
         found.note("text_around", at, f"text stands around the JSON: {printable(around[:60])!r}")
+    elif scan.answered > 1 or (scan.answered and found.pieces):
+        found.note("text_around", -1, "there is more than one object, where one was asked for")
+    if asked and not found.pieces and not scan.answered and found.content:
+        detail = f"the answer is not the JSON that was asked for: {printable(found.content[:60])!r}"
+        found.unasked = Defect("wrapper_mismatch", -1, detail)
+    elif not found.pieces and found.content and not scan.defects and _says_nothing(found.content):
+        shown = f"there is nothing but {printable(found.content[:40])!r}"
+        found.empty = True
+        marks = set(found.content)
+        closed = marks & set("}]") and not marks & set("{[")
+        found.note("extra_bracket" if closed else "empty", -1, shown)
+        return found
     found.empty = not found.pieces and not found.content and not scan.answered
     if found.empty and not any(defect.kind == "runaway" for defect in found.defects):
         found.note("empty", -1, "there is nothing but thinking" if scan.thinking else "there is no answer")
     return found
+
+
+def _says_nothing(text: str) -> bool:
+    """Whether a text has neither words nor signs that people answer with: brackets, or what could not be decoded."""
+    return len(text) <= _SHORT and all(one == "\ufffd" or unicodedata.category(one)[0] in "PZC" for one in text)
 
 
 def _only_special(text: str) -> bool:
@@ -162,6 +191,8 @@ def _leftovers(found: Evidence, scan: formats.Scan, start: int, end: int) -> Non
             at = match.start()
             if (at and scan.text[at - 1] in _QUOTED) or any(left <= at < right for left, right in scan.fences):
                 continue
+            if _mentioned(scan.text, at, match.end()):
+                continue
             if kind == "leaked_token":
                 if _STRAY.match(match[0]):
                     continue
@@ -173,10 +204,27 @@ def _leftovers(found: Evidence, scan: formats.Scan, start: int, end: int) -> Non
                 return
 
 
+def _mentioned(text: str, start: int, end: int) -> bool:
+    """Whether a sentence is about a token, or it is a tag of HTML: words of the same line stand on both sides.
+
+    A token that leaked stands where a turn ended: after a full stop, or before a line or a sentence that begins.
+    """
+    if text[start:end] == "</s>":
+        line = max(text.rfind("\n", 0, start), start - _LINE)
+        if text.find("<s>", max(0, line), start) >= 0:
+            return True
+    before = text[max(0, start - 2) : start]
+    if len(before) < 2 or before[1] not in " (" or not (before[0].isalnum() or before[0] in ",-"):
+        return False
+    return _GOES_ON.match(text, end) is not None
+
+
 def _piece(call: formats.FoundCall, text: str, protocol: str, *, in_message: bool) -> Piece:
     defects = list(call.defects)
     wrapped = _WRAPPED.get(call.form, "a chat template's wrapper")
-    if protocol == "tools" and in_message:
+    if call.name is None and call.arguments is None and call.defects and not call.native:
+        pass  # malformed JSON, of which nothing says that it is a call
+    elif protocol == "tools" and in_message:
         where = f" in {wrapped}, which the server did not read" if call.native else ""
         defects.append(Defect("call_in_text", call.start, f"the call stands in the text of the answer{where}"))
     elif protocol == "tools" and not call.native and call.form != "arguments":
@@ -317,6 +365,11 @@ def read_arguments(text: str) -> tuple[Any, list[Defect], bool]:
             return None, [*kept, Defect("wrapper_mismatch", 0, detail)], True
         defects = [*parsed.defects]
         defects.append(Defect("text_around", 0, f"text stands before the arguments: {printable(text[:at][:60])!r}"))
+    elif isinstance(parsed.value, str) and _COLON.match(text, parsed.end) and (opened := parse("{" + text)) is not None:
+        moved = [one._replace(at=max(0, one.at - 1)) if one.at >= 0 else one for one in opened.defects]
+        missing = Defect("missing_bracket", 0, "the opening bracket of the arguments is missing")
+        parsed = opened._replace(end=max(0, opened.end - 1))
+        defects = [missing, *moved]
     else:
         defects = list(parsed.defects)
     value = parsed.value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -90,6 +91,8 @@ ARGUMENTS = {
     "text after": ('{"path": "/var/log/cron.log"} as you wished', "text_around"),
     "twice": ('{"path": "/var/log/cron.log"}{"path": "/var/log/cron.log"}', "text_around"),
     "no JSON": ("path=/var/log/cron.log", "wrapper_mismatch"),
+    "opening bracket": ('"path": "/var/log/cron.log", "lines": 5}', "missing_bracket"),
+    "both brackets": ('"path": "/var/log/cron.log"', "missing_bracket"),
     "white space": ('{"path": "/var/log/cron.log"' + "\n" * 200, "runaway"),
 }
 
@@ -219,6 +222,11 @@ GARBAGE = {
     "special tokens": ("It is noon.<|im_end|>\n<|im_start|>user\nThanks", "leaked_token"),
     "stray closer": ("It is noon.</tool_call>", "wrapper_mismatch"),
     "repetition": ("noon " * 300, "runaway"),
+    "closing brackets": ("]]]]}}}", "extra_bracket"),
+    "empty brackets": ("[]", "empty"),
+    "a full stop": (".", "empty"),
+    "what could not be decoded": ("\ufffd", "empty"),
+    "a call of nothing": ('{"name": null, "arguments": null}', "call_in_text"),
 }
 
 
@@ -291,6 +299,61 @@ def test_sentences_are_bounded_and_printable() -> None:
     assert told.endswith("more.")
     assert sentences([Defect("wrong_type", -1, "a is '3', a string")], "") == "a is '3', a string."
     assert sentences([Defect("empty", -1, "a call is missing")] * 3, "") == "A call is missing."
+
+
+def test_a_leaked_token_is_told_by_its_form() -> None:
+    """What a runtime is told of a token in a value is the same whether the value is right without it or not."""
+    said = []
+    for path in ("/var/log/cron.log", "/var/log/syslog"):
+        found = diagnose(message(json.dumps({"path": path + "<|im_end|>"})), TOOLS, expected=RIGHT)
+        said.append(found.knowable)
+        assert ("leaked_token" in found.kinds) is (path == "/var/log/cron.log")
+        assert "right" not in feedback(found, TOOLS)
+    assert said[0] == said[1] == "A value ends in the special token <|im_end|>."
+
+
+def test_a_text_that_was_cut_is_still_no_call() -> None:
+    """Where no call is right, a text that its length limit cut is right; thinking or JSON that was cut is not."""
+    cut = {"content": "It is noon, and the jobs of the"}
+    assert diagnose(cut, TOOLS, expected=[], finish_reason="length").right is True
+    assert diagnose(cut, TOOLS, expected=RIGHT, finish_reason="length").kind == "truncated"
+    thought = {"content": "", "reasoning_content": "It is noon, and"}
+    assert diagnose(thought, TOOLS, expected=[], finish_reason="length").right is False
+    begun = {"content": '{"calls": [], "answer": "It is'}
+    for protocol in ("json_schema", "few_shot"):
+        found = diagnose(begun, TOOLS, expected=[], finish_reason="length", protocol=protocol)
+        assert (found.kind, found.right) == ("truncated", False)
+
+
+def test_json_that_was_cut_and_names_no_call() -> None:
+    """Malformed JSON is malformed; that it attempts a call is said only where something names one."""
+    assert diagnose({"content": '{"error": "no'}, TOOLS, expected=[]).kinds == (
+        "unterminated_string",
+        "missing_bracket",
+    )
+    named = diagnose({"content": '{"name": "list_jobs", "arguments": {'}, TOOLS, expected=[])
+    assert {"missing_bracket", "irrelevant_call"} <= set(named.kinds)
+
+
+def test_without_tools_names_are_not_judged() -> None:
+    """Where it is not known which tools were offered, and nothing was expected, only the form is judged."""
+    call = kit.hermes([("anything", {"at": "all"})])
+    for answer in (call, message("{}", "anything")):
+        assert diagnose(answer, []).kind == "valid"
+    assert diagnose(call[:-13] + "}</tool_call>", []).kind == "extra_bracket"
+    assert diagnose(message("{}", "anything"), [], expected=[]).right is False
+
+
+@pytest.mark.parametrize("bad", [None, 5, "x", {"name": "read_log"}])
+def test_what_is_no_list(bad: Any) -> None:
+    """Tools and expected calls are lists; what is none is a mistake of the caller that names which."""
+    with pytest.raises(TypeError, match="tools are a list"):
+        diagnose("x", bad)
+    if bad is not None:
+        with pytest.raises(TypeError, match="expected calls are a list"):
+            diagnose("x", TOOLS, expected=bad)
+    with pytest.raises(TypeError, match="parameters of the tool 'x' are a JSON Schema"):
+        diagnose("x", [{"name": "x", "parameters": 3}])
 
 
 @pytest.mark.parametrize("bad", [None, 5, b"x", ["x"]])

@@ -47,13 +47,6 @@ ASKED = {
     "with an answer": json.dumps({"calls": [{"name": "read_log", "arguments": GIVEN}], "answer": ""}),
     "one object": kit.bare(CALLS),
     "a list": kit.bare_list(CALLS),
-    "OpenAI's list": json.dumps(
-        {
-            "tool_calls": [
-                {"id": "1", "type": "function", "function": {"name": "read_log", "arguments": json.dumps(GIVEN)}}
-            ]
-        }
-    ),
     "indented": json.dumps({"name": "read_log", "arguments": GIVEN}, indent=4),
 }
 
@@ -67,7 +60,12 @@ def test_json_that_was_asked_for(text: str, protocol: str) -> None:
         assert (diagnosis.kind, diagnosis.right) == ("valid", True), diagnosis
 
 
-@pytest.mark.parametrize("text", ASKED.values(), ids=ASKED)
+OPENAIS = {
+    "tool_calls": [{"id": "1", "type": "function", "function": {"name": "read_log", "arguments": json.dumps(GIVEN)}}]
+}
+
+
+@pytest.mark.parametrize("text", [*ASKED.values(), json.dumps(OPENAIS)], ids=[*ASKED, "OpenAI's list"])
 def test_bare_json_is_never_malformed(text: str) -> None:
     """The same JSON where a server should have read a call is in the text, and not malformed."""
     diagnosis = diagnose(text, TOOLS, expected=RIGHT)
@@ -78,12 +76,100 @@ def test_bare_json_is_never_malformed(text: str) -> None:
 
 @pytest.mark.parametrize("protocol", ["json_schema", "few_shot"])
 @pytest.mark.parametrize(
-    "text", ['{"calls": []}', '{"calls": [], "answer": "It is noon."}', '```json\n{"calls": []}\n```', "It is noon."]
+    "text", ['{"calls": []}', '{"calls": [], "answer": "It is noon."}', '<think>Hm.</think>\n{"calls": []}\n']
 )
 def test_saying_that_nothing_is_called(text: str, protocol: str) -> None:
     """An empty list of calls is an answer without a call."""
     assert diagnose(text, TOOLS, expected=[], protocol=protocol).right is True
-    assert diagnose(text, TOOLS, expected=RIGHT, protocol=protocol).kind == "no_call"
+    wrong = diagnose(text, TOOLS, expected=RIGHT, protocol=protocol)
+    assert (wrong.kind, wrong.knowable) == ("no_call", "")
+    assert "says that nothing is called" in wrong.detail
+
+
+@pytest.mark.parametrize("protocol", ["json_schema", "few_shot"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It is noon.", "{}", "[]", "null", "42", '"x"', '{"calls": null}', '{"calls": "none"}', '{"calls": {}}',
+        '{"calls": [{}]}', '{"calls": [null]}', '{"calls": [[]]}', '{"tool_calls": []}', '{"error": "no tool"}',
+        '{"answer": "It is noon."}', "}}}}", "abc %%% ]]}}",
+    ],
+)  # fmt: skip
+def test_anything_else_is_not_what_was_asked_for(text: str, protocol: str) -> None:
+    """Where one object was asked for, only that says that nothing is called; a runtime can tell the rest is not it."""
+    diagnosis = diagnose(text, TOOLS, expected=[], protocol=protocol)
+    assert (diagnosis.kind, diagnosis.right, diagnosis.well_formed) == ("wrapper_mismatch", False, False), diagnosis
+    assert diagnose(text, TOOLS, expected=None, protocol=protocol).kind == "wrapper_mismatch"
+    missing = diagnose(text, TOOLS, expected=RIGHT, protocol=protocol)
+    assert missing.kinds == ("no_call",)
+    assert missing.knowable == diagnosis.knowable != ""
+
+
+@pytest.mark.parametrize(
+    ("text", "protocols"),
+    [
+        ('```json\n{"calls": []}\n```', ("json_schema",)),
+        ('I cannot: {"calls": []}', ("json_schema", "few_shot")),
+        ('{"calls": []}{"calls": []}', ("json_schema", "few_shot")),
+        ('{"calls": []}\nI hope that helps.', ("json_schema", "few_shot")),
+        (kit.asked_for([("read_log", {"path": "/srv/a.log"})]) + '{"calls": []}', ("json_schema", "few_shot")),
+    ],
+)
+def test_text_around_an_answer_without_a_call(text: str, protocols: tuple[str, ...]) -> None:
+    """What stands around the object is told as it is around calls."""
+    for protocol in ("json_schema", "few_shot"):
+        assert ("text_around" in diagnose(text, TOOLS, protocol=protocol).kinds) is (protocol in protocols)
+
+
+CALL = {"name": "read_log", "arguments": GIVEN}
+NEAR = {
+    "tool_calls": ({"tool_calls": [CALL]}, ("alias_key",)),
+    "Calls": ({"Calls": [CALL]}, ("alias_key",)),
+    "call": ({"call": [CALL]}, ("alias_key",)),
+    "an object": ({"calls": CALL}, ("wrong_type",)),
+    "an object under another key": ({"call": CALL}, ("alias_key", "wrong_type")),
+    "a list in a list": ({"calls": [[CALL]]}, ("wrong_type",)),
+    "capitals": ({"calls": [{"Name": CALL["name"], "Arguments": CALL["arguments"]}]}, ("alias_key",)),
+}
+
+
+@pytest.mark.parametrize("protocol", ["json_schema", "few_shot"])
+@pytest.mark.parametrize(("value", "kinds"), NEAR.values(), ids=NEAR)
+def test_a_call_under_another_key_is_seen(value: Any, kinds: tuple[str, ...], protocol: str) -> None:
+    """An object that is nearly the one that was asked for has the call; what keeps a reader from it is told."""
+    diagnosis = diagnose(json.dumps(value), TOOLS, expected=RIGHT, protocol=protocol)
+    assert (diagnosis.kinds, diagnosis.right, diagnosis.well_formed) == (kinds, False, True)
+    assert [(call.name, call.arguments) for call in diagnosis.calls] == CALLS
+    assert diagnosis.knowable
+
+
+def test_keys_that_the_schema_of_answers_forbids() -> None:
+    """One more key beside the calls breaks the JSON Schema; in a few-shot prompt nothing forbids it."""
+    for calls, expected in (([CALL], RIGHT), ([], [])):
+        text = json.dumps({"calls": calls, "reason": "asked"})
+        assert diagnose(text, TOOLS, expected=expected, protocol="json_schema").kind == "extra_field"
+        assert diagnose(text, TOOLS, expected=expected, protocol="few_shot").right is True
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("<tool_call>\n{}\n</tool_call>", "alias_key"),
+        ("[TOOL_CALLS][{}]</s>", "alias_key"),
+        ("<|python_tag|>{}<|eom_id|>", "valid"),
+    ],
+)
+def test_parameters_are_llamas(text: str, kind: str) -> None:
+    """Llama's template writes ``parameters``; in the wrappers of others a server looks for ``arguments``."""
+    call = json.dumps({"name": "read_log", "parameters": GIVEN})
+    diagnosis = diagnose(text.replace("{}", call), TOOLS, expected=RIGHT)
+    assert (diagnosis.kind, diagnosis.right) == (kind, kind == "valid")
+
+
+def test_command_names_the_tool_its_own_way() -> None:
+    """Command's template writes ``tool_name`` and ``parameters``."""
+    call = json.dumps([{"tool_call_id": "0", "tool_name": "read_log", "parameters": GIVEN}])
+    assert diagnose(f"<|START_ACTION|>{call}<|END_ACTION|>", TOOLS, expected=RIGHT).right is True
 
 
 AROUND = {

@@ -186,6 +186,42 @@ def test_talking_about_a_tag_is_no_call() -> None:
     assert diagnose(text, TOOLS, expected=[]).kind == "valid"
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("The </s> token ends a turn.", "valid"),
+        ("A turn ends with <eos>, as the template says.", "valid"),
+        ("The tag that ends it is </tool_call> in this format.", "valid"),
+        ("The price was <s>10</s> 8 euros.", "valid"),
+        ("It is noon. </s> User: thanks", "leaked_token"),
+        ("It is noon </s>", "leaked_token"),
+        ("It is noon<eos>and more", "leaked_token"),
+        ("It is noon </tool_call>\nand more", "wrapper_mismatch"),
+    ],
+)
+def test_a_sentence_about_a_token_is_text(text: str, kind: str) -> None:
+    """A token in the middle of a sentence is talked about, and HTML is text; one where a turn ended has leaked."""
+    diagnosis = diagnose({"content": text}, TOOLS, expected=[])
+    assert (diagnosis.kind, diagnosis.right) == (kind, kind == "valid")
+
+
+def test_a_parameter_without_its_end() -> None:
+    """A value of tags goes on to its own closer, unless the next parameter of the tool begins first."""
+    text = kit.qwen_coder([("read_log", {"path": "/srv/a.log", "lines": 5})])
+    diagnosis = diagnose(text.replace("</parameter>\n", "", 1), TOOLS)
+    assert (diagnosis.kind, diagnosis.well_formed) == ("wrapper_mismatch", False)
+    assert diagnosis.calls[0].arguments == {"path": "/srv/a.log", "lines": 5}
+    about = kit.qwen_coder([("read_log", {"path": "write\n<parameter=other>\nthere"})])
+    assert diagnose(about, TOOLS).kind == "valid"
+
+
+def test_which_bracket_of_python_is_wrong() -> None:
+    """A bracket that closes one further out shows that one inside is missing; one that closes nothing is too many."""
+    missing = diagnose('<|python_tag|>[read_log(path="x"]', TOOLS)
+    assert (missing.kind, "'('" in missing.detail) == ("missing_bracket", True)
+    assert diagnose('<|python_start|>[read_log(path="x"))]<|python_end|>', TOOLS).kind == "extra_bracket"
+
+
 def test_a_definition_is_no_call() -> None:
     """A model that repeats the definition of a tool does not call it."""
     text = json.dumps({"name": "read_log", "description": "Reads.", "parameters": READ.parameters})

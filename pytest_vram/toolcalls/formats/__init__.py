@@ -72,12 +72,14 @@ _ANY = _any_of(_READERS)
 _WRAPPERS = _any_of({name: one for name, one in _READERS.items() if one[1] not in (fences.bare, fences.python)})
 
 
-def read(text: str, tools: Sequence[Tool]) -> Scan:
+def read(text: str, tools: Sequence[Tool], asked: str = "") -> Scan:
     """Find the calls in a text of a model, in all formats, with what is wrong with each.
 
     Linear in time and memory; at most :data:`MOST_CALLS` calls are read.
+
+    :param asked: the protocol that asked for one object with ``calls``; "": none did.
     """
-    scan = Scan(text, tools)
+    scan = Scan(text, tools, asked)
     position = plain_from = 0
     while len(scan.calls) < MOST_CALLS and not scan.exhausted:
         match = (_ANY if scan.tries > 0 else _WRAPPERS).search(text, position)

@@ -17,6 +17,10 @@ _ARGUMENTS = (
     "tool_arguments", "function_arguments",
 )  # fmt: skip
 _LISTS = ("calls", "tool_calls", "function_calls")
+#: What models write in place of them, capitals left out.
+_NEAR_LISTS = frozenset({*_LISTS, "call", "tool_call", "function_call", "toolcalls", "functioncalls"})
+#: Keys that a chat template writes in place of ``name`` and ``arguments``, by the form of its wrapper.
+TEMPLATES = {"llama": frozenset({"parameters"}), "command": frozenset({"tool_name", "parameters"})}
 #: Keys that may stand beside name and arguments.
 _BESIDE = frozenset({"id", "type", "tool_call_id", "jsonrpc", "index", "thought", "reasoning"})
 #: A string of arguments is looked into up to this length.
@@ -31,29 +35,69 @@ class Shape(NamedTuple):
     defects: tuple[Defect, ...] = ()
 
 
-def shapes(value: Any, tools: Mapping[str, Tool], *, native: bool = False) -> list[Shape] | None:
+def shapes(
+    value: Any, tools: Mapping[str, Tool], *, template: frozenset[str] = frozenset(), asked: bool = False
+) -> list[Shape] | None:
     """The calls that a value is; ``None``: it is none.
 
-    :param native: the value stands in a wrapper of a chat template, where Llama's ``parameters`` is as good as
-        ``arguments``.
+    :param template: keys that are as good as ``name`` and ``arguments`` where the value stands: those of
+        :data:`TEMPLATES`. :param asked: an object with ``calls`` was asked for, so that another key is an alias.
     """
     if isinstance(value, Mapping):
         for key in _LISTS:
             inner = value.get(key)
-            if isinstance(inner, list) and (inner or len(value) <= 2):
-                return _listed(inner, tools, openai=key == "tool_calls", native=native) if inner else []
-        one = _single(value, tools, openai=False, native=native)
-        return [one] if one is not None else None
+            if isinstance(inner, list) and (inner or len(value) <= 2 or asked):
+                if not inner:
+                    return None if asked and key != "calls" else []
+                found = _listed(inner, tools, openai=key == "tool_calls", template=template)
+                if found is None:
+                    found = _nested(value, tools, template)
+                elif asked and key != "calls":
+                    found = _also(found, "alias_key", f"the calls are under {key!r}, not under 'calls'")
+                return found
+        one = _single(value, tools, openai=False, template=template)
+        return [one] if one is not None else _nested(value, tools, template)
     if isinstance(value, list) and value:
-        return _listed(value, tools, openai=False, native=native)
+        return _listed(value, tools, openai=False, template=template)
     return None
 
 
-def _listed(values: list[Any], tools: Mapping[str, Tool], *, openai: bool, native: bool) -> list[Shape] | None:
+def _nested(value: Mapping[str, Any], tools: Mapping[str, Tool], template: frozenset[str]) -> list[Shape] | None:
+    """Calls of offered tools under a key that is nearly ``calls``, or in something else than a list there."""
+    for key in list(value)[:10]:
+        if key.casefold() not in _NEAR_LISTS:
+            continue
+        inner = value[key]
+        within = inner
+        if isinstance(inner, list) and inner and all(isinstance(one, list) for one in inner):
+            within = [one for many in inner for one in many]
+        listed = within if isinstance(within, list) else [within]
+        found = _listed(listed, tools, openai=key.casefold() != "calls", template=template) if listed else None
+        if not found or not any(shape.name in tools for shape in found):
+            continue
+        if key not in _LISTS:
+            found = _also(found, "alias_key", f"the calls are under {printable(key)!r}, not under 'calls'")
+        if within is not inner:
+            found = _also(found, "wrong_type", f"{printable(key)!r} is a list of lists, where a list of calls belongs")
+        elif not isinstance(inner, list):
+            found = _also(found, "wrong_type", f"{printable(key)!r} is an object, where a list of calls belongs")
+        return found
+    return None
+
+
+def _also(found: list[Shape], kind: str, detail: str) -> list[Shape]:
+    """Calls with a defect of what they stand in, told of the first."""
+    first = found[0]
+    return [first._replace(defects=(Defect(kind, -1, detail), *first.defects)), *found[1:]]
+
+
+def _listed(
+    values: list[Any], tools: Mapping[str, Tool], *, openai: bool, template: frozenset[str]
+) -> list[Shape] | None:
     found: list[Shape] = []
     strangers: list[int] = []
     for index, value in enumerate(values, 1):
-        one = _single(value, tools, openai=openai, native=native) if isinstance(value, Mapping) else None
+        one = _single(value, tools, openai=openai, template=template) if isinstance(value, Mapping) else None
         if one is None:
             strangers.append(index)
         else:
@@ -67,26 +111,32 @@ def _listed(values: list[Any], tools: Mapping[str, Tool], *, openai: bool, nativ
     return found
 
 
-def _single(value: Mapping[str, Any], tools: Mapping[str, Tool], *, openai: bool, native: bool) -> Shape | None:
+def _single(
+    value: Mapping[str, Any], tools: Mapping[str, Tool], *, openai: bool, template: frozenset[str]
+) -> Shape | None:
     nested = value.get("function")
     if isinstance(nested, Mapping) and isinstance(nested.get("name"), str):
-        inner = _single(nested, tools, openai=True, native=native)
+        inner = _single(nested, tools, openai=True, template=template)
         if inner is None or openai:
             return inner
         detail = "the call is nested under 'function', where 'name' and 'arguments' belong to the object itself"
         return inner._replace(defects=(Defect("alias_key", -1, detail), *inner.defects))
     key = next((key for key in _NAMES if isinstance(value.get(key), str)), None)
     if key is None:
-        return _keyed(value, tools)
+        cased = (one for one in list(value)[:10] if one.casefold() in _NAMES and isinstance(value[one], str))
+        key = next((one for one in cased if value[one] in tools), None)
+    if key is None:
+        unnamed = set(value) - _BESIDE == {"name", "arguments"}
+        return Shape(None, value["arguments"]) if unnamed else _keyed(value, tools)
     name: str = value[key]
     known = name in tools
     defects = []
-    if key != "name":
-        defects.append(Defect("alias_key", -1, f"the tool's name is under {key!r}, not under 'name'"))
+    if key != "name" and key not in template:
+        defects.append(Defect("alias_key", -1, f"the tool's name is under {printable(key)!r}, not under 'name'"))
     place = _place_of_arguments(value, key, known=known)
     if place is None:
         return _flat(value, key, name, tools, defects) if known else None
-    if place != "arguments" and not (native and place == "parameters"):
+    if place != "arguments" and place not in template:
         shown = printable(place[:60])
         defects.append(Defect("alias_key", -1, f"the arguments are under {shown!r}, not under 'arguments'"))
     arguments = value[place]
@@ -117,6 +167,9 @@ def _place_of_arguments(value: Mapping[str, Any], name_key: str, *, known: bool)
     if not known:
         return None
     others = [key for key in value if key != name_key and key not in _BESIDE]
+    cased = [key for key in others[:20] if key.casefold() in _ARGUMENTS]
+    if len(cased) == 1:
+        return cased[0]
     if len(others) == 1 and isinstance(value[others[0]], Mapping) and nearest(others[0], _ARGUMENTS) is not None:
         return others[0]
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from pytest_vram.text import printable
 from pytest_vram.toolcalls.formats import pythonic
 from pytest_vram.toolcalls.formats.envelope import looks_like_arguments, shapes
 from pytest_vram.toolcalls.formats.scan import Scan, Step, after
@@ -146,7 +147,7 @@ def encoded(scan: Scan, match: re.Match[str]) -> Step:
     """Read an answer that is a JSON string holding the call."""
     parsed = scan.parse(match.start()) if scan.before_is_blank else None
     inner = double_encoded(parsed.value) if parsed is not None else None
-    found = shapes(inner, scan.tools) if isinstance(inner, dict | list) else None
+    found = shapes(inner, scan.tools, asked=bool(scan.asked)) if isinstance(inner, dict | list) else None
     if parsed is None or not found or not _AROUND.match(scan.text, parsed.end):
         return Step(match.end(), plain=True)
     defect = Defect(
@@ -167,15 +168,18 @@ def _note(scan: Scan, parsed: Parsed, start: int, at: int, form: str) -> bool:
     if alone and only is not None and _all_arguments(value, only):
         scan.call(only.name, value, (start, end), "arguments", native=False, defects=defects)
         return True
-    found = shapes(value, scan.tools)
-    if found is not None and (found or alone):
+    found = shapes(value, scan.tools, asked=bool(scan.asked))
+    if found is not None and (found or alone or scan.asked):
+        defects = [*defects, *_beside(scan, value)]
         for index, shape in enumerate(found):
             mine = [*(defects if index == 0 else ()), *shape.defects]
             scan.call(shape.name, shape.arguments, (start, end), form, native=False, defects=mine)
         if not found:
             scan.defects += defects
             scan.plain.append((start, start))
-            scan.answered = True
+            scan.answered += 1
+            if form == "fenced" and scan.asked == "json_schema":
+                scan.loose("text_around", start, "a code fence stands around the JSON")
         return True
     if not alone or not isinstance(value, dict):
         return _malformed_list(scan, value, defects, start, end, alone=alone)
@@ -191,6 +195,17 @@ def _note(scan: Scan, parsed: Parsed, start: int, at: int, form: str) -> bool:
         scan.call(meant, None, (start, end), form, native=False, defects=defects)
         return True
     return False
+
+
+def _beside(scan: Scan, value: Any) -> list[Defect]:
+    """Keys that the JSON Schema of an answer forbids."""
+    if scan.asked != "json_schema" or not isinstance(value, dict) or "calls" not in value:
+        return []
+    extra = [key for key in value if key not in ("calls", "answer")]
+    if not extra:
+        return []
+    detail = f"the answer has a key {printable(extra[0][:60])!r}, which the schema of answers does not have"
+    return [Defect("extra_field", -1, detail)]
 
 
 def _malformed_list(scan: Scan, value: Any, defects: list[Defect], start: int, end: int, *, alone: bool) -> bool:

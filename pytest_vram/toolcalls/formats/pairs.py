@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from pytest_vram.toolcalls.formats import pythonic, xml
-from pytest_vram.toolcalls.formats.envelope import shapes
+from pytest_vram.toolcalls.formats.envelope import TEMPLATES, shapes
 from pytest_vram.toolcalls.formats.scan import Scan, Step, after
 from pytest_vram.toolcalls.formats.tokens import AT_END
 from pytest_vram.toolcalls.tolerant import Defect, double_encoded
@@ -110,7 +110,7 @@ def _body(scan: Scan, start: int, body: int, opener: str, pair: Pair) -> Step:
                 defects.append(
                     Defect("double_encoded", body, "the call is a string that holds JSON, not the JSON itself")
                 )
-            found = shapes(value, scan.tools, native=True)
+            found = shapes(value, scan.tools, template=TEMPLATES.get(pair.form, frozenset()))
             if not found:
                 defects.insert(0, Defect("wrapper_mismatch", body, f"what stands after {opener.strip()} is no call"))
                 scan.call(_meant(scan, body, at), None, (start, at), pair.form, defects=defects)

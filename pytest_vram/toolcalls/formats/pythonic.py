@@ -74,6 +74,9 @@ def _extent(text: str, start: int) -> tuple[int, Defect | None]:
             open_brackets.append((mark, match.start()))
         else:
             if not open_brackets or _PAIRS[open_brackets[-1][0]] != mark:
+                if any(_PAIRS[one] == mark for one, _ in open_brackets):
+                    detail = f"the bracket {open_brackets[-1][0]!r} is not closed before {mark!r}"
+                    return at, Defect("missing_bracket", open_brackets[-1][1], detail)
                 return at, Defect("extra_bracket", match.start(), f"the bracket {mark!r} closes nothing")
             open_brackets.pop()
             if not open_brackets:

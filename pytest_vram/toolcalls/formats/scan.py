@@ -48,13 +48,14 @@ Reader = Callable[["Scan", "re.Match[str]"], Step]
 class Scan:
     """A text that is being read.
 
-    :ivar answered: the text is JSON that says in so many words that nothing is called.
+    :ivar asked: the protocol that asked for one object with ``calls``, ``json_schema`` or ``few_shot``; "": none did.
+    :ivar answered: how many values of the text say in so many words that nothing is called.
     :ivar calls: in the order of the text. :ivar defects: those that belong to no call. :ivar plain: spans of text that
         belong to no call. :ivar thinking: spans of thinking. :ivar fences: spans of closed code fences without a call,
         which are plain text too.
     """
 
-    def __init__(self, text: str, tools: Sequence[Tool]) -> None:
+    def __init__(self, text: str, tools: Sequence[Tool], asked: str = "") -> None:
         self.text = text
         self.tools = {tool.name: tool for tool in tools}
         self.calls: list[FoundCall] = []
@@ -64,7 +65,8 @@ class Scan:
         self.fences: list[tuple[int, int]] = []
         self.tries = _MOST_TRIES
         self.before_is_blank = True
-        self.answered = False
+        self.asked = asked
+        self.answered = 0
         self.last = len(text.rstrip())
         self._left = _PASSES * len(text) + 65_536
 

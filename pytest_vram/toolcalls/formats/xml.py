@@ -22,6 +22,7 @@ _FUNCTION_VALUE_END = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</functio
 _INVOKE_VALUE_END = re.compile(
     r"</(?:｜DSML｜)?parameter>(?=\s*(?:<(?:｜DSML｜)?parameter\s|</(?:｜DSML｜)?invoke>|$))"
 )
+_LINE_OPENS = re.compile(r"\n<parameter=\s{0,5}([^<>\n]{1,150}?)\s{0,5}>\n")
 _FUNCTION_END = re.compile(r"\s*</function>")
 _INVOKE_END = re.compile(r"\s*</(?:｜DSML｜)?invoke>")
 _GLM_KEY = re.compile(r"\s*<arg_key>([^<]{1,200})</arg_key>\s*<arg_value>")
@@ -109,6 +110,16 @@ def _parameters(
             defects.append(Defect("unterminated_string", match.end(), detail))
             found[key] = scan.text[match.end() : match.end() + _LONGEST_VALUE]
             return found, len(scan.text), defects
+        inside = _LINE_OPENS.finditer(scan.text, match.end(), ended.start()) if opener is _FUNCTION_PARAMETER else ()
+        following = next((one for one in inside if one[1].strip() in schemas), None)
+        if following is not None:
+            # The value goes on with a parameter of the tool: its own closer is missing.
+            if len(defects) < 100:
+                detail = f"the value of {printable(key)!r} is not closed by </parameter> before the next parameter"
+                defects.append(Defect("wrapper_mismatch", following.start(), detail))
+            found[key] = typed(scan.text[match.end() : following.start()], schemas.get(key))
+            at = following.start()
+            continue
         if key in found and len(defects) < 100:
             defects.append(Defect("duplicate_key", match.start(), f"the key {printable(key)!r} stands twice"))
         value = scan.text[match.end() : ended.start()]
