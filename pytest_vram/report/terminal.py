@@ -11,6 +11,7 @@ from pytest_vram.checks.breakdown import ledger_table
 from pytest_vram.checks.wording import HOST, STAND_IN, size_of
 from pytest_vram.keeper.messages import DeviceInfo, Sampling
 from pytest_vram.readings import Measured, Reading
+from pytest_vram.report import soaks
 from pytest_vram.report.growth_lines import growth_lines
 from pytest_vram.report.records import BackendRecord, RunReport, TestRecord
 from pytest_vram.report.toolcall_lines import defect_lines, one_line
@@ -144,6 +145,7 @@ def _lines(report: RunReport, width: int) -> list[str]:
             what, f"{label}: {_amount(figure)}{of}, in {_short(test.nodeid, width - _LABEL - 4)}{boot}{tag}", width
         )
     lines += _tool_calls(report, width)
+    lines += _soaks(report, width)
     lines += _undecided(report, width)
     lines += _waited(report, width)
     lines += _backends(report, width)
@@ -169,6 +171,19 @@ def _tool_calls(report: RunReport, width: int) -> list[str]:
         lines += _row("tool calls", f"{one_line(test.toolcalls)}: {test.toolcalls.verdict.outcome}, in {name}", width)
     if len(last) > _LISTED:
         lines += _row("tool calls", f"{len(last) - _LISTED} tests more; the report has them", width)
+    return lines
+
+
+def _soaks(report: RunReport, width: int) -> list[str]:
+    """A line for each test that soaked; what a failing one has besides stands with its failure."""
+    last = {test.nodeid: test for test in report.tests if test.soak is not None}
+    lines: list[str] = []
+    for test in list(last.values())[:_LISTED]:
+        assert test.soak is not None
+        name = _short(test.nodeid, width - _LABEL - 4)
+        lines += _row("soak", f"{soaks.one_line(test.soak)}, in {name}", width)
+    if len(last) > _LISTED:
+        lines += _row("soak", f"{len(last) - _LISTED} tests more; the report has them", width)
     return lines
 
 

@@ -12,6 +12,7 @@ from pytest_vram.readings import Unmeasurable
 from pytest_vram.sessions import soak_journal
 from pytest_vram.sessions.soak import Soak
 from pytest_vram.sessions.soak_gates import Gates
+from pytest_vram.sessions.turns import Turn
 from pytest_vram.spec import Amount, Limits
 from pytest_vram.units import MIB
 from tests.unit.soak_kit import ManualClock, ScriptedTalker, a_turn, reading, soaking, turns
@@ -144,6 +145,26 @@ def test_tool_calls_are_judged_by_turn_and_by_fill(tmp_path: Path) -> None:
     assert outcome == "failed"
     assert "context 75-100 %" in text
     assert gate(soaking(tmp_path / "c", ScriptedTalker(), turns(130), gates=gates), "tool calls")[0] == "passed"
+
+
+def test_a_prompt_cache_below_its_cap_is_named_and_is_no_leak(tmp_path: Path) -> None:
+    """Host memory that fills llama.cpp's cache is not called a leak; beyond the cap it is."""
+
+    def filling(number: int) -> Turn:
+        layers = {
+            "process": reading(900 * MIB),
+            "host": reading((500 + 2 * number) * MIB, source="host-anon", device="host"),
+        }
+        return a_turn(number, layers=layers)
+
+    capped = Gates(caps={"prompt-cache": 8 << 30})
+    outcome, text = gate(soaking(tmp_path / "a", ScriptedTalker(filling), turns(240), gates=capped), "host memory")
+    assert outcome != "failed"
+    assert "prompt cache" in text
+    beyond = Gates(caps={"prompt-cache": 100 * MIB})
+    assert (
+        gate(soaking(tmp_path / "b", ScriptedTalker(filling), turns(240), gates=beyond), "host memory")[0] == "failed"
+    )
 
 
 def test_a_context_that_is_cut_fails(tmp_path: Path) -> None:
