@@ -134,11 +134,22 @@ def _counted(check: _Check) -> _Check:
     return counting
 
 
+def _type(validator: Any, keyword: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    types = [keyword] if isinstance(keyword, str) else keyword
+    if not any(validator.is_type(instance, one) for one in types):
+        yield jsonschema.ValidationError(f"{_written(instance)} is not of type {', '.join(map(repr, types))}")
+
+
+def _written(value: Any) -> str:
+    """A value as a JSON file has it where Python writes it in another way."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+
+
 def _enum(validator: Any, keyword: Any, instance: Any, schema: Any) -> Iterator[Any]:
     """A long list is searched for a value once, not item by item for each value."""
     if _canonical(instance) not in _STATE.get().texts_of(keyword):
         shown = repr(keyword) if len(keyword) <= 20 else f"{repr(keyword[:20])[:-1]}, …]"
-        yield jsonschema.ValidationError(f"{instance!r} is not one of {shown}")
+        yield jsonschema.ValidationError(f"{_written(instance)} is not one of {shown}")
 
 
 def _canonical(value: Any) -> str:
@@ -203,6 +214,7 @@ _Bounded = jsonschema.validators.extend(  # type: ignore[no-untyped-call]
             "additionalProperties": _additional_properties,
             "uniqueItems": _unique_items,
             "enum": _enum,
+            "type": _type,
         }.items()
         if not name.startswith("unevaluated")  # which search for patterns without a bound
     },

@@ -26,7 +26,8 @@ def decoded(text: str, origin: str, what: str) -> Any:
     except RecursionError:
         raise BadCases(f"{origin} is nested too deeply to be read: {what}") from None
     except ValueError as error:  # of the hooks below, or an integer of more digits than Python converts
-        raise BadCases(f"{origin} cannot be used: {error}") from None
+        why = "an integer has too many digits" if "integer string conversion" in str(error) else error
+        raise BadCases(f"{origin} cannot be used: {why}") from None
     if _deeper_than(DEEPEST, value):
         raise BadCases(f"{origin} is nested too deeply: at most {DEEPEST} levels are read")
     if "\\u" in text:  # only an escape can write one

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_vram.toolcalls import Case, ExpectedCall, Tool
+from pytest_vram.errors import BadCases
+from pytest_vram.toolcalls import Case, ExpectedCall, Tool, load
 from pytest_vram.toolcalls.lint import Finding, lint
 from pytest_vram.toolcalls.lint_schema import Checker, broken, flaws
 from pytest_vram.toolcalls.patterns import bounded, flaw, found
@@ -233,3 +235,19 @@ def test_nearest_names() -> None:
     assert meant("categroy", ["id", "category"]) == "category"
     assert meant("x" * 1_000_000, ["x" * 1_000_001]) is None
     assert meant("job", ["j" * 5000, "jobs"]) == "jobs"
+
+
+def test_values_are_told_as_the_file_has_them() -> None:
+    """A truth value and null are written as JSON has them, not as Python has."""
+    assert broken(True, {"type": "integer"}, {}) == "true is not of type 'integer'"
+    assert broken(None, {"type": ["string", "array"]}, {}) == "null is not of type 'string', 'array'"
+    assert broken(None, {"enum": ["a"]}, {}) == "null is not one of ['a']"
+    assert broken("a", {"type": "integer"}, {}) == "'a' is not of type 'integer'"
+
+
+def test_an_integer_of_too_many_digits(tmp_path: Path) -> None:
+    """A number that Python does not convert is told in our words."""
+    path = tmp_path / "cases.jsonl"
+    path.write_text('{"id": ' + "1" * 5000 + "}")
+    with pytest.raises(BadCases, match=r"cases.jsonl:1 cannot be used: an integer has too many digits$"):
+        load(str(path))
