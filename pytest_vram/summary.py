@@ -195,6 +195,9 @@ class Collector:
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """Give ``inconclusive`` its own letter and count, and infrastructure trouble the name error."""
         data = getattr(report, "vram", None)
+        outcome: str = report.outcome
+        if outcome == "rerun":  # of pytest-rerunfailures: another attempt follows
+            return None
         return _WORDS.get(data.get("category")) if data else None
 
     def pytest_report_header(self) -> list[str] | None:

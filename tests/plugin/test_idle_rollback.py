@@ -231,3 +231,44 @@ def test_a_session_stands_in_the_report_turn_by_turn(pytester: pytest.Pytester, 
     assert all(turn["peak"]["host"]["kind"] == "reading" for turn in turns)
     assert found["test_lost"]["outcome"] == "error"
     assert found["test_lost"]["turns"][-1]["result"] == "lost"
+
+
+def test_workers_and_reruns_judge_each_attempt(pytester: pytest.Pytester, inner: Inner) -> None:
+    """With xdist what other workers hold is not the test's, and verdicts travel; of reruns each attempt is judged by
+    itself."""
+    pytester.makepyfile(
+        """
+        import subprocess, sys, time
+        import pytest
+        from pytest_vram import idle_rollback
+
+        HOLD = "x = bytearray({} << 20); x[::4096] = b'x' * len(x[::4096]); print('held', flush=True); input()"
+        started = []  # each ends with this process, whose pipe it waits for
+
+        def hold(amount):
+            process = subprocess.Popen(
+                [sys.executable, "-c", HOLD.format(amount)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            process.stdout.readline()
+            started.append(process)
+
+        @pytest.mark.xdist_group("one")
+        @idle_rollback(settle=0.5)
+        def test_leaks(request):
+            if getattr(request.node, "execution_count", 1) == 1:
+                hold(100)
+
+        @pytest.mark.xdist_group("two")
+        @idle_rollback(settle=0.5)
+        @pytest.mark.parametrize("number", range(3))
+        def test_beside(number):
+            time.sleep(0.2)
+        """
+    )
+    result = inner("--vram-device=cpu", "-n", "2", "--dist=loadgroup", "--vram-report=report.json", "-rA")
+    result.assert_outcomes(passed=3, failed=1)
+    result.stdout.fnmatch_lines(["*the tests' own processes on host: * before, 1*MiB after*"])
+    result = inner("--vram-device=cpu", "--reruns=1", "-k", "leaks", "-rA")
+    assert result.parseoutcomes().get("rerun") == 1
+    assert result.parseoutcomes().get("passed") == 1
+    assert "failed" not in result.parseoutcomes()
