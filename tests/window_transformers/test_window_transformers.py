@@ -17,6 +17,8 @@ from pytest_vram.sizing.shape import ModelShape
 from pytest_vram.windows import Window, WindowSpec
 from pytest_vram.windows.transformers import TransformersWindow
 
+pytest.importorskip("transformers", reason="ci/test runs these in an environment of their own")
+
 LIMIT = 48
 STEPS: list[int] = []
 
@@ -64,7 +66,7 @@ class OnTransformers(WindowSpec):
     max_examples = 55
     folder: ClassVar[Path]
 
-    @pytest.fixture(autouse=True, scope="class")
+    @pytest.fixture(autouse=True)
     def _folder(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         type(self).folder = tmp_path_factory.getbasetemp()
 
