@@ -509,7 +509,9 @@ def _code(document: ToolcallDocument) -> int:
         return _CODES[document.verdict.outcome]
     if document.paired is not None:
         return _CODES[document.paired.outcome]
-    return HOLDS if document.asked.n else INCONCLUSIVE
+    # Nothing is judged; still, a rate of the few cases that a server answered is not the one that was asked for.
+    complete = document.asked.n >= max(1, verdict.COMPLETION * document.asked.planned)
+    return HOLDS if complete else INCONCLUSIVE
 
 
 def _lines(document: ToolcallDocument) -> list[str]:

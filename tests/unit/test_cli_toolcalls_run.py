@@ -85,6 +85,9 @@ def test_few_answers_are_undecided_and_no_server_is_no_verdict(cli: Cli) -> None
         code, answer = document(cli, "--url", url, "--target", "0.5", "--limit", "20", "--retries", "0")
     assert code == 3
     assert answer["verdict"]["outcome"] == "error"
+    with answering(Script(faults=[Fault(kind="http_500", requests=list(range(30, 60)))])) as url:
+        code, answer = document(cli, "--url", url, "--retries", "0")
+    assert (code, answer["verdict"], answer["asked"]["n"]) == (3, None, 30)
     code, out, err = cli("--url", "http://127.0.0.1:9", "--target", "0.5")
     assert (code, out) == (3, "")
     assert err.startswith("vram toolcalls: ")

@@ -99,6 +99,22 @@ def test_worst_cases_show_each_kind_before_a_second_of_one() -> None:
     assert len(worst) == 10
 
 
+def test_worst_cases_of_a_comparison_are_those_that_were_lost() -> None:
+    """However frequent the kinds of the others are; and the column of the baseline has what both answered."""
+    kinds = ["wrong_value"] * 20 + ["no_call"] * 2 + ["truncated"]
+    found = results([result(number, answer(kind)) for number, kind in enumerate(kinds)])
+    before = results(
+        [result(number, answer("wrong_value" if number < 20 else "valid")) for number in range(3, 23)]
+        + [result(number, answer()) for number in range(100, 140)]
+    )
+    worst = worst_cases(found, "first_try", baseline=before)
+    assert [case.kind for case in worst[:3]] == ["no_call", "truncated", "no_call"]
+    assert {case.kind for case in worst[3:]} == {"wrong_value"}
+    assert len({case.id for case in worst}) == len(worst) == 10
+    column = asked_record(before, among=found)
+    assert (column.n, column.right) == (20, 3)
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_lines_hold_their_width_and_command_no_terminal(width: int) -> None:
     """Whatever a model wrote: cut in lines and in number, and nothing of it is obeyed."""
