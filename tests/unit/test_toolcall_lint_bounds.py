@@ -34,6 +34,8 @@ ENDLESS = [
     "(a{1,4000000000})*b",
     r"^(\d{1,3}\d{1,3})+x$",
     r"^([a.]+\.)+x$",
+    r"^(-[-a]+)*x$",
+    r"(_\w+)+x",
 ]
 #: Patterns as schemas have them.
 USUAL = [
