@@ -53,12 +53,7 @@ def events(*pieces: object, done: bool = True) -> Callable[[BaseHTTPRequestHandl
     return answer(200, "".join(f"{line}\r\n\r\n" for line in lines).encode(), "text/event-stream; charset=utf-8")
 
 
-NO_COMPLETIONS = [
-    {"choices": []},
-    {"choices": [{}]},
-    {"choices": [{"index": 0, "finish_reason": "stop"}]},
-    *({"choices": [{"message": message}]} for message in (None, 7, "text", [], ["text"], True)),
-]
+NO_MESSAGES: list[dict[str, Any]] = [{}, *({"message": one} for one in (None, 7, "text", [], ["text"], True))]
 
 
 def drop(handler: BaseHTTPRequestHandler) -> None:
@@ -289,8 +284,8 @@ def test_more_tokens_than_asked_for_are_doubted(
         (answer(200, b""), 200, "it is empty"),
         (answer(200, [1]), 200, "not a JSON object but list"),
         (answer(200, {"choices": []}), 200, "has no choices"),
-        *((answer(200, body), 200, "the answer has no ") for body in NO_COMPLETIONS),
-        *((events(body), 200, "the answer has no ") for body in ({"choices": [{}]}, {"choices": [{"delta": None}]})),
+        *((answer(200, {"choices": [choice]}), 200, "the answer has no message") for choice in NO_MESSAGES),
+        (events({"choices": [{}]}, {"choices": [{"delta": None}]}), 200, "the answer has no choices"),
         (answer(200, {"error": {"message": "model loading"}}), 200, "model loading"),
         (events({"choices": [{"delta": {"content": "a"}}]}, done=False), 200, "in the middle of the answer"),
         (events({"error": {"message": "context is full"}}), 200, "context is full"),
