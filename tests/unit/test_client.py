@@ -53,9 +53,6 @@ def events(*pieces: object, done: bool = True) -> Callable[[BaseHTTPRequestHandl
     return answer(200, "".join(f"{line}\r\n\r\n" for line in lines).encode(), "text/event-stream; charset=utf-8")
 
 
-NO_MESSAGES: list[dict[str, Any]] = [{}, *({"message": one} for one in (None, 7, "text", [], ["text"], True))]
-
-
 def drop(handler: BaseHTTPRequestHandler) -> None:
     """Close the connection without an answer."""
     handler.connection.shutdown(socket.SHUT_RDWR)
@@ -284,7 +281,8 @@ def test_more_tokens_than_asked_for_are_doubted(
         (answer(200, b""), 200, "it is empty"),
         (answer(200, [1]), 200, "not a JSON object but list"),
         (answer(200, {"choices": []}), 200, "has no choices"),
-        *((answer(200, {"choices": [choice]}), 200, "the answer has no message") for choice in NO_MESSAGES),
+        (answer(200, {"choices": [{}]}), 200, "has no message"),
+        *((answer(200, {"choices": [{"message": one}]}), 200, "has no message") for one in (None, 7, "text", [], True)),
         (events({"choices": [{}]}, {"choices": [{"delta": None}]}), 200, "the answer has no choices"),
         (answer(200, {"error": {"message": "model loading"}}), 200, "model loading"),
         (events({"choices": [{"delta": {"content": "a"}}]}, done=False), 200, "in the middle of the answer"),
