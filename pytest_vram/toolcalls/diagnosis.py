@@ -82,7 +82,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     :ivar well_formed: its calls (or its plain text) could be read without repair.
     :ivar kind: ``valid``, or the first kind that explains the failure. :ivar kinds: all of them, ``()`` where valid.
-    :ivar calls: in the order of the answer. :ivar detail: sentences for a person; "" where valid.
+    :ivar calls: in the order of the answer. :ivar detail: sentences for a person; "" where valid and complete.
     :ivar right: whether the calls are the expected ones; ``None`` where nothing was expected.
     :ivar knowable: the sentences that need no knowledge of the right calls, so that a runtime could tell them to the
         model; "" where there are none.
@@ -109,6 +109,8 @@ _NAMING = ("invented_tool", "near_miss_tool")
 _CUT = frozenset({"unterminated_string", "missing_bracket", "wrapper_mismatch", "runaway", "empty"})
 _RANK = {kind: rank for rank, kind in enumerate(KINDS)}
 _QUOTED = 2000
+#: What may begin a call where a text begins, or is cut.
+_BEGUN = re.compile(r"^[<\[{✿]|(?:\s|\A)[<\[{✿]\S*\Z")
 
 
 def diagnose(
@@ -149,17 +151,18 @@ def diagnose(
         told.append(found.unasked)
         if not any(defect.kind == "no_call" for defect in choice):
             form.append(found.unasked)
-    if wanted is not None and choice and (leak := _leak(found)) is not None:
+    if (wanted is None or choice) and (leak := _leak(found)) is not None:
         # A runtime can tell that it is there, only the case that it does not belong there.
         told.append(leak)
-        without = _without_leak(found, offered, wanted)
+        without = _without_leak(found, offered, wanted) if wanted is not None else choice
         if len(without) < len(choice):
             choice = without
             form.append(leak)
-    if wanted == [] and not found.pieces and found.content and found.unasked is None:
+    remark = ""
+    if wanted == [] and {defect.kind for defect in form} == {"truncated"} and _is_prose(found):
         # A text that was cut is still one without a call.
-        form = [defect for defect in form if defect.kind != "truncated"]
-    return _diagnosis(found, offered, [*form, *choice], told, judged=wanted is not None)
+        form, told, remark = [], [], "The answer is text, as it should be; it was cut by its length limit."
+    return _diagnosis(found, offered, [*form, *choice], told, remark, judged=wanted is not None)
 
 
 def feedback(diagnosis: Diagnosis, tools: Sequence[Tool | Mapping[str, Any]]) -> str:
@@ -236,6 +239,12 @@ def _form(found: Evidence, finish_reason: str | None) -> list[Defect]:
             detail += " before there was a call"
         defects.append(Defect("truncated", -1, detail))
     return defects
+
+
+def _is_prose(found: Evidence) -> bool:
+    """Whether an answer is text with nothing in it that may have been the beginning of a call."""
+    text = found.content.strip()
+    return bool(text) and not found.pieces and _BEGUN.search(text[:1] + " " + text[-200:]) is None
 
 
 def _of_call(defects: Sequence[Defect], piece: Piece, number: int, calls: int) -> list[Defect]:
@@ -348,10 +357,11 @@ def _diagnosis(
     tools: Sequence[Tool],
     wrong: list[Defect],
     told: list[Defect],
+    remark: str,
     *,
     judged: bool,
 ) -> Diagnosis:
-    """The diagnosis. :param told: those of the defects that a runtime could tell."""
+    """The diagnosis. :param told: those that a runtime could tell. :param remark: of an answer without defects."""
     defects = sorted(wrong, key=lambda defect: _RANK[defect.kind])
     kinds = tuple(dict.fromkeys(defect.kind for defect in defects))
     calls = [
@@ -365,7 +375,7 @@ def _diagnosis(
         )
         for piece in found.pieces
     ]
-    detail = telling.sentences(defects, found.text)
+    detail = telling.sentences(defects, found.text) or remark
     if defects:
         called = {call.name for call in calls}
         remarks = telling.odd_types(tool for tool in tools if tool.name in called)

@@ -39,7 +39,10 @@ _WRAPPED = {
     "llama": "Llama's tokens", "mistral": "Mistral's tokens", "gemma": "Gemma's notation",
     "gemma3": "Gemma's notation", "deepseek": "DeepSeek's tokens", "kimi": "Kimi's tokens",
     "harmony": "gpt-oss's channels", "granite": "Granite's tokens", "pythonic": "Python's notation",
+    "qwen-agent": "Qwen-Agent's notation", "react": "ReAct's notation", "command": "Command's tokens",
 }  # fmt: skip
+#: Notations of prompts, which no server reads.
+_NOTATIONS = ("pythonic", "qwen-agent", "react")
 
 
 class Piece(NamedTuple):
@@ -131,7 +134,7 @@ def of_text(text: str, tools: Sequence[Tool], protocol: str, *, in_message: bool
         return found
     found.empty = not found.pieces and not found.content and not scan.answered
     if found.empty and not any(defect.kind == "runaway" for defect in found.defects):
-        found.note("empty", -1, "there is nothing but thinking" if scan.thinking else "there is no answer")
+        found.note("empty", -1, _only_thinking(found.thinking, tools) if scan.thinking else "there is no answer")
     return found
 
 
@@ -142,6 +145,12 @@ def _says_nothing(text: str) -> bool:
 
 def _only_special(text: str) -> bool:
     return AT_END.fullmatch(text) is not None
+
+
+def _only_thinking(thinking: str, tools: Sequence[Tool]) -> str:
+    if formats.read(thinking, tools).calls:
+        return "there is nothing but thinking, with a call inside of it, where nothing executes it"
+    return "there is nothing but thinking"
 
 
 def _nothing(found: Evidence, text: str) -> None:
@@ -229,14 +238,15 @@ def _piece(call: formats.FoundCall, text: str, protocol: str, *, in_message: boo
         defects.append(Defect("call_in_text", call.start, f"the call stands in the text of the answer{where}"))
     elif protocol == "tools" and not call.native and call.form != "arguments":
         detail = "the call stands in the text, without what a chat template has around a call"
-        if call.form == "pythonic":
-            detail = "the call stands in the text, in Python's notation"
+        if call.form in _NOTATIONS:
+            detail = f"the call stands in the text, in {wrapped}"
         elif call.form == "fenced":
             detail = "the call stands in the text, in a code fence"
         defects.append(Defect("call_in_text", call.start, detail))
     elif protocol != "tools":
-        if call.form == "pythonic":
-            defects.append(Defect("wrapper_mismatch", call.start, "the call is written as Python, JSON was asked for"))
+        if call.form in _NOTATIONS:
+            detail = f"the call is written in {wrapped}, JSON was asked for"
+            defects.append(Defect("wrapper_mismatch", call.start, detail))
         elif call.native:
             defects.append(Defect("text_around", call.start, f"the call stands in {wrapped}, JSON alone was asked for"))
         elif call.form == "fenced" and protocol == "json_schema":
@@ -283,7 +293,7 @@ def of_message(message: Mapping[str, Any], tools: Sequence[Tool], protocol: str)
         found.thinking = (found.thinking or reasoning)[:_LONGEST_THINKING]
         if found.empty and reasoning.strip():
             found.defects = [
-                one._replace(detail="there is nothing but thinking") if one.kind == "empty" else one
+                one._replace(detail=_only_thinking(found.thinking, tools)) if one.kind == "empty" else one
                 for one in found.defects
             ]
         return found

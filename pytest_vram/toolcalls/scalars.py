@@ -105,8 +105,9 @@ class Notes:
 
 
 def shown(text: str) -> str:
-    """A piece of an answer for a sentence: in quotes, on one line, at most 60 characters."""
-    return f'"{printable(text if len(text) <= 60 else text[:59] + "…")}"'
+    """A piece of an answer for a sentence: in quotes that it does not have, on one line, at most 60 characters."""
+    quote = "'" if '"' in text and "'" not in text else '"'
+    return f"{quote}{printable(text if len(text) <= 60 else text[:59] + '…')}{quote}"
 
 
 # ---------------------------------------------------------------------------------------------- JSON to the letter
@@ -201,7 +202,7 @@ def literal(raw: str, *, last: bool) -> Word:
         if word in _LITERALS:
             return Word(_LITERALS[word], len(word))
         if word in _OTHER_WORDS:
-            return Word(_OTHER_WORDS[word], len(word), ("unquoted_key", f"{word} is no word of JSON"))
+            return Word(_OTHER_WORDS[word], len(word), ("unquoted_key", _other_word(word)))
         if word.lower() in _NOT_FINITE:
             return Word(_NOT_FINITE[word.lower()], len(word), ("non_finite_number", f"{word} is no number of JSON"))
     whole = raw.rstrip()
@@ -212,6 +213,12 @@ def literal(raw: str, *, last: bool) -> Word:
             return Word(None, len(raw))
         return Word(_odd_number(whole), len(whole), ("unquoted_key", f"{shown(whole)} is no number of JSON"))
     return Word(encodable(whole), len(whole), ("unquoted_key", f"the text {shown(whole)} has no quotes"))
+
+
+def _other_word(word: str) -> str:
+    value = _OTHER_WORDS[word]
+    meant = "null" if value is None else str(value).lower()
+    return f"{word} is no word of JSON, which has {meant}"
 
 
 def _read_number(digits: str) -> Word:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from pytest_vram.text import printable
 from pytest_vram.toolcalls.names import pairs
 from pytest_vram.toolcalls.patterns import found as is_found
-from pytest_vram.toolcalls.values import kind_of, same, shown
+from pytest_vram.toolcalls.values import kind_of, same, shown, with_kind
 
 #: Types that are no JSON Schema → what they mean; "" is any type.
 TYPES = {
@@ -102,7 +102,7 @@ class _Judge:
         if "" in wanted or any(_is(value, one) for one in wanted):
             return None
         names = " or ".join(_ARTICLES[one] for one in wanted)
-        return Flaw("wrong_type", path, f"{path or 'the value'} is {shown(value)}, {kind_of(value)}, not {names}")
+        return Flaw("wrong_type", path, f"{path or 'the value'} is {with_kind(value)}, not {names}")
 
     @staticmethod
     def _values(schema: Mapping[str, Any], value: Any, path: str) -> list[Flaw]:
@@ -190,7 +190,7 @@ class _Judge:
         if inside:
             return min(inside, key=len)
         name = path or "the value"
-        return [Flaw("wrong_type", path, f"{name} is {shown(value)}, {kind_of(value)}, which fits none of its types")]
+        return [Flaw("wrong_type", path, f"{name} is {with_kind(value)}, which fits none of its types")]
 
 
 _ARTICLES = {

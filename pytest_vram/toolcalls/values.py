@@ -31,6 +31,11 @@ class Difference(NamedTuple):
     detail: str
 
 
+def with_kind(value: object) -> str:
+    """A value and what JSON calls its type, where it does not say so itself: ``5, an integer``."""
+    return "null" if value is None else f"{shown(value)}, {kind_of(value)}"
+
+
 def kind_of(value: object) -> str:
     """The name that JSON has for the type of a value, with its article."""
     if value is None:
@@ -125,7 +130,7 @@ def _type(value: object) -> str:
 
 def _compare(value: Any, right: Any, path: str, exact: bool, found: list[Difference], depth: int) -> None:
     if _type(value) != _type(right):
-        detail = f"{path} is {shown(value)}, {kind_of(value)}; right would be {shown(right)}"
+        detail = f"{path} is {with_kind(value)}; right would be {shown(right)}"
         found.append(Difference("wrong_type", path, detail))
     elif depth >= _DEEPEST:
         found.append(Difference("wrong_value", path, f"{path} is nested too deeply to be compared"))

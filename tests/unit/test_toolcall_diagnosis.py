@@ -257,7 +257,10 @@ def test_thinking_is_no_text_and_no_call() -> None:
         diagnosis = diagnose(answer, TOOLS, expected=RIGHT)
         assert diagnosis.kind == "no_call"
         assert "thinking" in diagnosis.detail
-    assert diagnose({"content": "", "reasoning_content": call}, TOOLS, expected=RIGHT).kind == "empty"
+    for hidden in ({"content": "", "reasoning_content": call}, f"<think>\n{kit.hermes([('list_jobs', {})])}\n</think>"):
+        diagnosis = diagnose(hidden, TOOLS, expected=RIGHT)
+        assert diagnosis.kind == "empty"
+        assert "with a call inside of it" in diagnosis.detail
 
 
 def test_tokens_that_leaked_into_a_call() -> None:
@@ -309,19 +312,26 @@ def test_a_leaked_token_is_told_by_its_form() -> None:
         said.append(found.knowable)
         assert ("leaked_token" in found.kinds) is (path == "/var/log/cron.log")
         assert "right" not in feedback(found, TOOLS)
+        assert diagnose(message(json.dumps({"path": path + "<|im_end|>"})), TOOLS).knowable == found.knowable
     assert said[0] == said[1] == "A value ends in the special token <|im_end|>."
 
 
 def test_a_text_that_was_cut_is_still_no_call() -> None:
     """Where no call is right, a text that its length limit cut is right; thinking or JSON that was cut is not."""
     cut = {"content": "It is noon, and the jobs of the"}
-    assert diagnose(cut, TOOLS, expected=[], finish_reason="length").right is True
+    right = diagnose(cut, TOOLS, expected=[], finish_reason="length")
+    assert (right.kind, right.right, right.knowable) == ("valid", True, "")
+    assert "cut by its length limit" in right.detail
+    assert "before there was a call" not in right.detail
     assert diagnose(cut, TOOLS, expected=RIGHT, finish_reason="length").kind == "truncated"
+    for begun in ("<tool_ca", "It is noon. <tool", "[TOOL", '{"'):
+        found = diagnose({"content": begun}, TOOLS, expected=[], finish_reason="length")
+        assert (found.kind, found.right) == ("truncated", False)
     thought = {"content": "", "reasoning_content": "It is noon, and"}
     assert diagnose(thought, TOOLS, expected=[], finish_reason="length").right is False
-    begun = {"content": '{"calls": [], "answer": "It is'}
+    answering = {"content": '{"calls": [], "answer": "It is'}
     for protocol in ("json_schema", "few_shot"):
-        found = diagnose(begun, TOOLS, expected=[], finish_reason="length", protocol=protocol)
+        found = diagnose(answering, TOOLS, expected=[], finish_reason="length", protocol=protocol)
         assert (found.kind, found.right) == ("truncated", False)
 
 

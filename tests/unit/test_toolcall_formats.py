@@ -156,6 +156,35 @@ def test_which_delimiter_of_gemma_is_missing(text: str, arguments: dict[str, obj
     assert not diagnosis.calls[0].well_formed
 
 
+def test_function_gemma_that_is_broken() -> None:
+    """The smaller Gemma's calls are told apart from its faults, as those of the larger one."""
+    whole = kit.function_gemma([("find_host", {"query": "web }", "limit": 5})])
+    assert diagnose(whole + "<start_function_response>", [SEARCH]).kind == "valid"
+    assert diagnose(whole.removesuffix("<end_function_call>"), [SEARCH]).kind == "wrapper_mismatch"
+    assert diagnose(whole.replace("call:", ""), [SEARCH]).kind == "wrapper_mismatch"
+    assert diagnose(whole.replace("}<escape>", "}", 1), [SEARCH]).kind == "unterminated_string"
+    assert diagnose(whole[: whole.index("web") + 2], [SEARCH]).kind == "unterminated_string"
+
+
+PROMPTED = {
+    "Qwen-Agent": '✿FUNCTION✿: read_log\n✿ARGS✿: {"path": "x"}\n✿RESULT✿',
+    "ReAct": 'Thought: I look.\nAction: read_log\nAction Input: {"path": "x"}\nObservation:',
+}
+
+
+@pytest.mark.parametrize("text", PROMPTED.values(), ids=PROMPTED)
+def test_notations_of_prompts(text: str) -> None:
+    """Qwen-Agent's and ReAct's calls are calls that stand in the text: no server reads them."""
+    expected = [{"name": "read_log", "arguments": {"path": ["x"]}}]
+    for answer in (text, {"content": text}):
+        diagnosis = diagnose(answer, TOOLS, expected=expected)
+        assert (diagnosis.kinds, diagnosis.right) == (("call_in_text",), False), diagnosis
+        assert diagnosis.calls[0].arguments == {"path": "x"}
+    assert diagnose(text, TOOLS, expected=expected, protocol="few_shot").kind == "wrapper_mismatch"
+    assert diagnose(text[: text.index("}")], TOOLS).kind == "missing_bracket"
+    assert diagnose("Action: nothing\nAction Input: {}", TOOLS, expected=[]).kind == "valid"
+
+
 def test_a_collapsed_opener() -> None:
     """Calls whose opener has run into the name are read, all of them, as a wrong wrapper."""
     text = (

@@ -386,3 +386,10 @@ def test_folding_a_folded_text_changes_nothing_more_than_its_end(text: str) -> N
     assert same(text, text)
     assert folded(text) == folded(text.strip())
     assert len(shown(text)) < 700
+
+
+def test_null_is_told_once() -> None:
+    """A value that is its own type is not told twice."""
+    tool = Tool(name="t", description="", parameters={"type": "object", "properties": {"days": {"type": "integer"}}})
+    details = [one.detail for one in against_schema("t", {"days": None}, [tool])]
+    assert details == ["days is null, not an integer"]

@@ -262,3 +262,13 @@ def test_where_a_repetition_begins() -> None:
     assert later is not None
     assert later.at in (100, 101)
     assert runaway(text, len(text) - 100) is None
+
+
+def test_pieces_of_a_text_stand_in_quotes_that_they_do_not_have() -> None:
+    """What is quoted from an answer can be told from the quotes around it, and a foreign word from the one of JSON."""
+    parsed = parse('{"a": 1 "b": None}')
+    assert parsed is not None
+    assert [defect.detail for defect in parsed.defects] == [
+        "a comma is missing before '\"b\": None}'",
+        "None is no word of JSON, which has null",
+    ]

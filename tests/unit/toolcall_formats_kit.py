@@ -87,6 +87,20 @@ def gemma(calls: Calls) -> str:
     return "".join(f"<|tool_call>call:{name}{_gemma_value(arguments)}<tool_call|>" for name, arguments in calls)
 
 
+def function_gemma(calls: Calls) -> str:
+    return "".join(
+        f"<start_function_call>call:{name}{_gemma_value(arguments)}<end_function_call>" for name, arguments in calls
+    ).replace('<|"|>', "<escape>")
+
+
+def command(calls: Calls) -> str:
+    listed = [
+        {"tool_call_id": str(index), "tool_name": name, "parameters": arguments}
+        for index, (name, arguments) in enumerate(calls)
+    ]
+    return f"<|START_ACTION|>{json.dumps(listed)}<|END_ACTION|>"
+
+
 def deepseek(calls: Calls) -> str:
     inner = "".join(
         f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{json.dumps(arguments)}<｜tool▁call▁end｜>"
@@ -177,12 +191,15 @@ JSON_INSIDE: dict[str, Callable[[Calls], str]] = {
     one.__name__: one
     for one in (
         hermes, granite, mistral, mistral_named, llama, llama_tag, deepseek, deepseek_fenced, kimi, harmony, functionary,
+        command,
     )
 }  # fmt: skip
 #: Wrappers with Python inside.
 PYTHON_INSIDE: dict[str, Callable[[Calls], str]] = {one.__name__: one for one in (llama4, lfm2, gemma3)}
 #: Wrappers that escape nothing, so that their own closers cannot be part of a value.
-NOTHING_ESCAPED: dict[str, Callable[[Calls], str]] = {one.__name__: one for one in (gemma, qwen_coder, glm, invoke)}
+NOTHING_ESCAPED: dict[str, Callable[[Calls], str]] = {
+    one.__name__: one for one in (gemma, function_gemma, qwen_coder, glm, invoke)
+}
 #: Without any wrapper.
 UNWRAPPED: dict[str, Callable[[Calls], str]] = {one.__name__: one for one in (bare, bare_list, asked_for, fenced)}
 EVERY = JSON_INSIDE | PYTHON_INSIDE | NOTHING_ESCAPED | UNWRAPPED

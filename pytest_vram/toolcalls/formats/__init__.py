@@ -45,6 +45,9 @@ def _gemma_arguments(scan: Scan, match: re.Match[str]) -> Step:
 _OPENERS: list[tuple[str, Reader]] = [
     (r'(?<![^\n])\{?[\w.-]{1,100}:(?=<\|"\|>)', _gemma_arguments),
     (gemma.OPENER.pattern, sections.gemma4),
+    (gemma.FUNCTION_OPENER.pattern, sections.function_gemma),
+    (r"✿FUNCTION✿:", sections.qwen_agent),
+    (r"(?:\A|(?<=\n))Action:", sections.react),
     ("|".join(map(re.escape, sorted([*pairs.PAIRS, *pairs.MISTAKEN], key=len, reverse=True))), pairs.read),
     (r"<function=", xml.function),
     (r"<(?:｜DSML｜)?invoke\s", xml.invoke),
@@ -64,7 +67,7 @@ _READERS = {f"r{index}": (re.compile(pattern), reader) for index, (pattern, read
 def _any_of(readers: Mapping[str, tuple[re.Pattern[str], Reader]]) -> re.Pattern[str]:
     each = "|".join(f"(?P<{name}>{pattern.pattern})" for name, (pattern, _) in readers.items())
     # The first character is looked at before all the others: most characters of a text open nothing.
-    return re.compile(rf"(?=<[A-Za-z|｜]|[\[{{>`~]|\A| f|(?<=\n))(?:{each})")
+    return re.compile(rf"(?=<[A-Za-z|｜]|[\[{{>`~✿]|\A| f|(?<=\n))(?:{each})")
 
 
 _ANY = _any_of(_READERS)

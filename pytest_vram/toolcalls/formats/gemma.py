@@ -1,4 +1,4 @@
-"""Gemma 4's own notation: ``<|tool_call>call:NAME{key:<|"|>text<|"|>,count:5}<tool_call|>``.
+"""Gemma 4's own notation: ``<|tool_call>call:NAME{key:<|"|>text<|"|>,count:5}<tool_call|>``, and FunctionGemma's.
 
 It is no JSON: strings stand between two ``<|"|>`` tokens and escape nothing, keys are bare.
 """
@@ -12,6 +12,10 @@ from pytest_vram.text import printable
 from pytest_vram.toolcalls.tolerant import Defect
 
 QUOTE = '<|"|>'
+#: What FunctionGemma, the smaller and older one, writes around a string and around a call.
+ESCAPE = "<escape>"
+FUNCTION_OPENER = re.compile(r"<start_function_call>\s{0,20}(?:call:)?(?=[\w.:-]{1,200}\{)", re.ASCII)
+FUNCTION_CLOSER = re.compile(r"<end_function_call>")
 #: Opener as it should be, or collapsed into the name.
 OPENER = re.compile(r"<\|tool_call>\s{0,20}call:|<\|tool_call>(?=[\w.-]+\{)|<\|?tool_call:(?:call:)?", re.ASCII)
 CLOSER = re.compile(r"<tool_call\|>")
@@ -21,7 +25,7 @@ BARE = re.compile(r'\{?\s{0,20}[\w.-]{1,100}:<\|"\|>')
 _SPACE = re.compile(r"\s*")
 _KEY = re.compile(r'(?:<\|"\|>)?([^:{}\[\],<"]{1,200})(?:<\|"\|>)?:')
 _PLAIN = re.compile(r"(-?\d{1,400}(?:\.\d{1,400})?(?:[eE][+-]?\d{1,5})?|true|false|null)(?=\s*(?:[,}\]]|$))", re.ASCII)
-_NEXT = re.compile(r"\s*(?:[,}\]:]|<tool_call\||$)")
+_NEXT = re.compile(r"\s*(?:[,}\]:]|<tool_call\||<end_function_call>|$)")
 #: Where text without delimiters ends: before the next key, or where the object does.
 _BARE_END = re.compile(r",\s*[\w.-]+:|\}|\]", re.ASCII)
 _SWALLOWED = re.compile(r",\s*([\w.-]+):$", re.ASCII)
@@ -32,8 +36,9 @@ _DEEPEST = 64
 
 
 class _Reader:
-    def __init__(self, text: str, end: int) -> None:
+    def __init__(self, text: str, end: int, mark: str) -> None:
         self.text = text
+        self.mark = mark
         self.end = end
         self.defects: list[Defect] = []
         self._quote = 0
@@ -41,7 +46,7 @@ class _Reader:
     def quote(self, at: int) -> int:
         """Offset of the next delimiter, -1 where there is none; looked for once."""
         if 0 <= self._quote < at or self._quote == 0:
-            self._quote = self.text.find(QUOTE, at, self.end)
+            self._quote = self.text.find(self.mark, at, self.end)
         return self._quote
 
     def note(self, kind: str, at: int, detail: str) -> None:
@@ -82,8 +87,8 @@ class _Reader:
 
     def value(self, at: int, depth: int, key: str) -> tuple[Any, int]:
         at = self.space(at)
-        if self.text.startswith(QUOTE, at, self.end):
-            return self.string(at + len(QUOTE), key)
+        if self.text.startswith(self.mark, at, self.end):
+            return self.string(at + len(self.mark), key)
         if depth > _DEEPEST:
             self.note("wrapper_mismatch", at, f"values are nested more than {_DEEPEST} deep")
             return None, self.end
@@ -119,22 +124,22 @@ class _Reader:
         """Text after an opening delimiter."""
         shown = printable(key[:60])
         ended = self.quote(at)
-        if ended >= 0 and _NEXT.match(self.text, ended + len(QUOTE), self.end):
-            return self.text[at:ended], ended + len(QUOTE)
+        if ended >= 0 and _NEXT.match(self.text, ended + len(self.mark), self.end):
+            return self.text[at:ended], ended + len(self.mark)
         if ended >= 0:
             swallowed = _SWALLOWED.search(self.text, max(at, ended - 200), ended)
             if swallowed is not None:
                 self.note(
                     "unterminated_string",
                     swallowed.start(),
-                    f"the text of {shown!r} has no closing delimiter {QUOTE} before the next key",
+                    f"the text of {shown!r} has no closing delimiter {self.mark} before the next key",
                 )
                 return self.text[at : swallowed.start()], swallowed.start()
             self.note(
                 "unterminated_string", at, f"the text of {shown!r} is followed by neither ',' nor a closing bracket"
             )
-            return self.text[at:ended], ended + len(QUOTE)
-        self.note("unterminated_string", at, f"the text of {shown!r} has no closing delimiter {QUOTE}")
+            return self.text[at:ended], ended + len(self.mark)
+        self.note("unterminated_string", at, f"the text of {shown!r} has no closing delimiter {self.mark}")
         match = _LAST_BRACKET.search(self.text, max(at, self.end - 50), self.end)
         stop = match.start() if match is not None else self.end
         return self.text[at:stop], stop
@@ -143,13 +148,15 @@ class _Reader:
         """Text without an opening delimiter."""
         shown = printable(key[:60])
         ended = self.quote(at)
-        if 0 <= ended < at + _LONGEST_BARE and _NEXT.match(self.text, ended + len(QUOTE), self.end):
-            self.note("unterminated_string", at, f"the text of {shown!r} has no opening delimiter {QUOTE}")
-            return self.text[at:ended], ended + len(QUOTE)
+        if 0 <= ended < at + _LONGEST_BARE and _NEXT.match(self.text, ended + len(self.mark), self.end):
+            self.note("unterminated_string", at, f"the text of {shown!r} has no opening delimiter {self.mark}")
+            return self.text[at:ended], ended + len(self.mark)
         match = _BARE_END.search(self.text, at, self.end)
         stop = match.start() if match is not None else self.end
         self.note(
-            "unterminated_string", at, f"the text of {shown!r} has neither an opening nor a closing delimiter {QUOTE}"
+            "unterminated_string",
+            at,
+            f"the text of {shown!r} has neither an opening nor a closing delimiter {self.mark}",
         )
         return self.text[at:stop], max(stop, at)
 
@@ -161,11 +168,13 @@ def _number(word: str) -> Any:
     return int(word) if word.lstrip("-").isdigit() else float(word)
 
 
-def arguments(text: str, start: int, end: int, *, bare: bool = False) -> tuple[dict[str, Any], int, list[Defect]]:
+def arguments(
+    text: str, start: int, end: int, *, bare: bool = False, mark: str = QUOTE
+) -> tuple[dict[str, Any], int, list[Defect]]:
     """Arguments whose ``{`` is at ``start``: their value, where they end, what is wrong with them.
 
-    :param bare: there is no ``{``.
+    :param bare: there is no ``{``. :param mark: the token on both sides of a string.
     """
-    reader = _Reader(text, end)
+    reader = _Reader(text, end, mark)
     found, stop = reader.object(start if bare else start + 1, 0, bare=bare)
     return found, stop, reader.defects

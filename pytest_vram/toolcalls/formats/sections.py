@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from pytest_vram.toolcalls.formats import gemma
-from pytest_vram.toolcalls.formats.scan import Scan, Step, after
+from pytest_vram.toolcalls.formats.scan import SPACE, Scan, Step, after
 from pytest_vram.toolcalls.tolerant import Defect
 
 
@@ -171,15 +171,75 @@ def gemma4(scan: Scan, match: re.Match[str]) -> Step:
     return Step(end)
 
 
-def _gemma_limit(text: str, start: int) -> int:
+def function_gemma(scan: Scan, match: re.Match[str]) -> Step:
+    """Read ``<start_function_call>call:NAME{KEY:<escape>text<escape>}<end_function_call>``."""
+    opened = gemma.FUNCTION_OPENER.match(scan.text, match.start())
+    named = gemma.NAME.match(scan.text, opened.end()) if opened is not None else None
+    if opened is None or named is None or scan.quoted(match.start()):
+        return Step(match.end(), plain=True)
+    limit = _gemma_limit(scan.text, named.end(), gemma.ESCAPE, gemma.FUNCTION_CLOSER)
+    arguments, at, defects = gemma.arguments(scan.text, named.end(), limit, mark=gemma.ESCAPE)
+    if not opened[0].endswith("call:"):
+        defects.append(Defect("wrapper_mismatch", match.start(), "'call:' is missing before the name"))
+    space = SPACE.match(scan.text, at).end()  # type: ignore[union-attr]
+    ended = gemma.FUNCTION_CLOSER.match(scan.text, space)
+    if ended is None and not any(defect.kind == "unterminated_string" for defect in defects):
+        defects.append(Defect("wrapper_mismatch", at, "<end_function_call> is missing"))
+    end = ended.end() if ended is not None else at
+    # The engine is told to stop where a result would begin.
+    stopped = _FUNCTION_STOP.match(scan.text, end)
+    scan.call(named[0], arguments, (match.start(), end), "gemma", defects=defects)
+    return Step(stopped.end() if stopped is not None else end)
+
+
+_FUNCTION_STOP = re.compile(r"\s*<start_function_response>")
+
+
+def qwen_agent(scan: Scan, match: re.Match[str]) -> Step:
+    """Read ``✿FUNCTION✿: NAME`` and ``✿ARGS✿: JSON`` of Qwen-Agent's own prompt."""
+    return _two_lines(scan, match, QWEN_AGENT_OPENER, "qwen-agent")
+
+
+def react(scan: Scan, match: re.Match[str]) -> Step:
+    """Read ``Action: NAME`` and ``Action Input: JSON`` of ReAct, for an offered tool."""
+    opened = REACT_OPENER.match(scan.text, match.start())
+    if opened is None or opened[1] not in scan.tools:
+        return Step(match.end(), plain=True)
+    return _two_lines(scan, match, REACT_OPENER, "react")
+
+
+def _two_lines(scan: Scan, match: re.Match[str], opener: re.Pattern[str], form: str) -> Step:
+    opened = opener.match(scan.text, match.start())
+    if opened is None or scan.quoted(match.start()):
+        return Step(match.end(), plain=True)
+    parsed = scan.parse(opened.end(), _AFTER_ARGUMENTS)
+    if parsed is None:
+        detail = f"no JSON follows {opened[0].splitlines()[-1].strip()[:40]!r}"
+        defect = Defect("wrapper_mismatch", opened.end(), detail)
+        scan.call(opened[1], None, (match.start(), opened.end()), form, native=False, defects=[defect])
+        return Step(opened.end())
+    at, defects = after(scan.text, parsed)
+    scan.call(opened[1], parsed.value, (match.start(), at), form, native=False, defects=defects)
+    stopped = _RESULT.match(scan.text, at)
+    return Step(stopped.end() if stopped is not None else at)
+
+
+QWEN_AGENT_OPENER = re.compile(r"✿FUNCTION✿:\s{0,20}([\w.-]{1,150})\s{0,20}\n\s{0,20}✿ARGS✿:\s{0,20}")
+REACT_OPENER = re.compile(r"Action:[ \t]{0,20}([\w.-]{1,150})[ \t]{0,20}\n\s{0,20}Action Input:\s{0,20}")
+_AFTER_ARGUMENTS = re.compile(r"✿RESULT✿|✿FUNCTION✿|\nObservation:|\nAction:")
+#: An engine stops before the result, or with its heading.
+_RESULT = re.compile(r"\s*(?:✿RESULT✿:?|Observation:)\s*\Z")
+
+
+def _gemma_limit(text: str, start: int, mark: str = gemma.QUOTE, closer: re.Pattern[str] = gemma.CLOSER) -> int:
     """Where arguments end at the latest: at the closer that is not inside of a string, if that can be told."""
     at = start
-    while (ended := gemma.CLOSER.search(text, at)) is not None:
+    while (ended := closer.search(text, at)) is not None:
         # Inside of a string, an odd number of delimiters stands before it and its own closing one comes first.
-        if text.count(gemma.QUOTE, start, ended.start()) % 2 == 0:
+        if text.count(mark, start, ended.start()) % 2 == 0:
             return ended.start()
-        following = text.find(gemma.QUOTE, ended.end())
-        opener = text.find("tool_call", ended.end())
+        following = text.find(mark, ended.end())
+        opener = text.find("tool_call" if mark == gemma.QUOTE else "<start_function_call>", ended.end())
         if following < 0 or 0 <= opener < following:
             return ended.start()
         at = ended.end()
