@@ -202,6 +202,20 @@ def test_a_full_disk_stops_the_soak_and_keeps_what_was_committed(
     assert room[0] <= 0
 
 
+def test_a_full_disk_is_no_pass_however_many_turns_it_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """200 flat turns of 300 are not what was asked for."""
+
+    def waits(fd: int) -> None:
+        if len(talker.asked) > 200:
+            raise OSError(28, "No space left on device")
+
+    talker = ScriptedTalker()
+    monkeypatch.setattr(soak_journal.os, "fsync", waits)
+    soak = soaking(tmp_path, talker, turns(300))
+    assert ended(soak) == ("disk", "inconclusive")
+    assert soak.series.turns == 200
+
+
 def test_the_line_of_a_turn_has_what_a_person_watches(tmp_path: Path) -> None:
     """Turn of how many, memory, what is left of the budget, slope with its interval, time to the end."""
     lines: list[str] = []

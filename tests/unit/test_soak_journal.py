@@ -175,3 +175,17 @@ def test_an_interrupt_within_a_commit_leaves_no_line_that_the_next_one_collides_
     found = read(tmp_path)
     assert (found.turns, found.lines) == (1, 2)
     assert found.end is not None
+
+
+def test_a_loss_that_is_taken_out_is_noticed(tmp_path: Path) -> None:
+    """A soak without its losses would look better than it was: lines are numbered, and one that is missing is damage."""
+    journal = SoakJournal.open(tmp_path, FINGERPRINT, name="nightly")
+    journal.commit(SegmentLine(segment=1, first=1, why="start"))
+    journal.commit(soak_journal.LossLine(number=1, segment=1, error="it died"))
+    journal.commit(TurnLine(turn=a_turn(1), spent=2.0))
+    journal.close()
+    path = tmp_path / FILE_NAME
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[2])
+    with pytest.raises(BadInput, match="line 2 is line 3 of the soak"):
+        read(tmp_path)
