@@ -31,7 +31,7 @@ class TransformersWindow(CachedWindow):
     windows, recurrent states); these are computed anew as a whole.
 
     :param model: a causal language model of transformers. :param limit: tokens. :param shift: see above.
-    :param shape: the model's shape from :func:`pytest_vram.sizing.load`, for ``expected_bytes``.
+    :param shape: the model's shape from :func:`pytest_vram.sizing.estimating.load`, for ``expected_bytes``.
     :raises BadInput: a shift that this model or cache does not allow.
     """
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from pytest_vram.errors import BadInput
+from pytest_vram.sizing.estimating import load
 from pytest_vram.sizing.shape import ModelShape
 from pytest_vram.windows import Window, WindowSpec
 from pytest_vram.windows.transformers import TransformersWindow
@@ -50,12 +51,10 @@ def model(layers: int, kind: str = "llama") -> Any:
 
 def shape(folder: Path, layers: int) -> ModelShape:
     """The sizing view of that model."""
-    from pytest_vram import sizing
-
     path = folder / f"transformers-{layers}"
     if not path.exists():
         model(layers).save_pretrained(path)
-    return sizing.load(path, engine="transformers")
+    return load(path, engine="transformers")
 
 
 class OnTransformers(WindowSpec):
