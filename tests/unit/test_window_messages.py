@@ -1,0 +1,74 @@
+"""The message window: what is pinned, what leaves together, what is refused, and how tokens are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from pytest_vram.errors import BadInput, WindowFull
+from pytest_vram.windows import MessageWindow, counted_by_template, counted_by_text
+from tests.unit.window_kit import words
+
+
+def say(role: str, content: str, **more: Any) -> dict[str, Any]:
+    """A message."""
+    return {"role": role, "content": content, **more}
+
+
+def test_a_result_without_its_call_is_refused() -> None:
+    """A tool's result whose call is not held is refused, and nothing has changed."""
+    window = MessageWindow(50, count=words)
+    window.append(say("user", "one"))
+    with pytest.raises(BadInput, match="call c9 has no such call"):
+        window.append(say("tool", "two", tool_call_id="c9"))
+    assert window.messages == [say("user", "one")]
+
+
+def test_ids_that_repeat_belong_to_the_latest_call() -> None:
+    """Two rounds that both use call_0: the first leaves with its own result only."""
+    window = MessageWindow(50, count=words)
+    for number in range(2):
+        window.append(say("assistant", f"ask {number}", tool_calls=[{"id": "call_0"}]))
+        window.append(say("tool", f"told {number}", tool_call_id="call_0"))
+    assert [message["content"] for message in window.evict(4)] == ["ask 0", "told 0"]
+
+
+def test_what_cannot_fit_leaves_the_window_as_it_was() -> None:
+    """A message larger than the room beside what is pinned is refused."""
+    window = MessageWindow(6, count=words)
+    window.extend([say("system", "a b c"), say("user", "d e")])
+    with pytest.raises(WindowFull, match="takes 7 tokens, its limit is 6"):
+        window.append(say("user", "f g h i"))
+    assert window.count == 5
+
+
+def test_the_oldest_message_left_is_a_users() -> None:
+    """With user_first an answer does not stay without its question."""
+    window = MessageWindow(6, count=words, user_first=True)
+    window.extend([say("user", "a b"), say("assistant", "c d"), say("user", "e f")])
+    assert [message["content"] for message in window.append(say("assistant", "g"))] == ["a b", "c d"]
+
+
+def test_parts_that_are_no_text_are_not_counted_as_nothing() -> None:
+    """A picture is refused by the count of texts."""
+    window = MessageWindow(50, count=counted_by_text(str.split))
+    with pytest.raises(BadInput, match="part that is not text"):
+        window.append({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]})
+
+
+def test_the_servers_template_counts() -> None:
+    """Messages and tools go to the template, and its text to the tokenizer."""
+
+    class Server:
+        def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+            assert path == "/apply-template"
+            return {"prompt": " ".join(message["content"] for message in body["messages"]) + " end"}
+
+        def tokenize(self, text: str) -> list[str]:
+            return text.split()
+
+    window = MessageWindow(4, count=counted_by_template(Server()))
+    window.extend([say("user", "a b"), say("user", "c d")])
+    assert window.messages == [say("user", "c d")]
