@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -196,7 +197,7 @@ PLANTED: list[tuple[str, Callable[[int], Window], int]] = [
     ("decoding", _NotANumber, 64),
     ("decoding", _Stale, 64),
     ("refused", _RefusesTooMuch, 64),
-    ("refused", _ChangesThenRefuses, 24),
+    ("refused", _ChangesThenRefuses, 17),
 ]
 
 
@@ -215,4 +216,5 @@ def test_planted_bugs_are_found(name: str, window: Callable[[int], Window], limi
         Planted().test_window()
     text = str(caught.value)
     assert text.startswith(f'invariant "{name}" is broken ({INVARIANTS[name]}): ')
-    assert "steps:\n    1. append system 0" in text
+    # Of a long conversation only the last steps are shown.
+    assert re.search(r"\nsteps:\n(  \(\d+ earlier\)|    1\. append system 0)", text)

@@ -46,7 +46,7 @@ def test_tests_of_the_docs_have_valid_markers(text: str) -> None:
     """Every test that is shown can be imported, and its markers are accepted."""
     namespace: dict[str, Callable[..., object]] = {}
     exec(compile(text, "example", "exec"), namespace)
-    functions = [value for name, value in namespace.items() if name.startswith("test_")]
+    functions = [value for name, value in namespace.items() if name.startswith(("test_", "Test"))]
     assert functions
     for function in functions:
         for mark in getattr(function, "pytestmark", []):
