@@ -246,8 +246,8 @@ def _epilog(verb: str) -> str | None:
         )
     if verb == "toolcalls":
         return (
-            "Exit codes: 0 it holds, 1 it does not, 3 that cannot be told, 130 interrupted; of lint 1 where something is"
-            " wrong with the cases."
+            "Exit codes: 0 it holds, 1 it does not, 3 that cannot be told, 130 interrupted; of lint 1 where something"
+            " is wrong with the cases."
         )
     if verb == "watch":
         return "Ends with the run, by its verdict: 0 passed, 1 failed or lost, 3 inconclusive."
