@@ -219,8 +219,8 @@ def _mentioned(text: str, start: int, end: int) -> bool:
     A token that leaked stands where a turn ended: after a full stop, or before a line or a sentence that begins.
     """
     if text[start:end] == "</s>":
-        line = max(text.rfind("\n", 0, start), start - _LINE)
-        if text.find("<s>", max(0, line), start) >= 0:
+        near = max(0, start - _LINE)
+        if text.find("<s>", max(near, text.rfind("\n", near, start)), start) >= 0:
             return True
     before = text[max(0, start - 2) : start]
     if len(before) < 2 or before[1] not in " (" or not (before[0].isalnum() or before[0] in ",-"):

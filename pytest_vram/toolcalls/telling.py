@@ -18,7 +18,9 @@ _LONGEST_SENTENCE = 300
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _DEEPEST, _MOST = 8, 200
 #: Words that begin a clause and are no field's name there ("text is 5, an integer" is about a field).
-_WORDS = re.compile(r"there (?:is|are)|call \d|(?:the|an?|this|what|one|text|element|nothing) (?!is |was |are )")
+_WORDS = re.compile(
+    r"there (?:is|are)|half of|call \d|(?:the|an?|this|what|one|text|element|nothing) (?!is |was |are )"
+)
 
 
 def sentences(defects: Iterable[Defect], text: str) -> str:

@@ -279,6 +279,13 @@ HOSTILE = {
     "line ends": "\n" * 500_000 + "{",
     "python": 'read_log(path="\n' * 60_000,
     "gemma": "<|tool_call>call:read_log{" + "a:{" * 200_000,
+    "gemma's closers in a string": "<start_function_call>call:x{a:<escape>"
+    + "<end_function_call>" * 50_000
+    + "<escape>}",
+    "parameters without their ends": "<tool_call><function=read_log>"
+    + "<parameter=path>\nx\n" * 50_000
+    + "</parameter></function></tool_call>",
+    "tokens in prose": "a </s> b <s> " * 50_000,
     "fences": '```json\n{"a": \n```\n' * 40_000,
 }
 

@@ -233,13 +233,18 @@ _RESULT = re.compile(r"\s*(?:✿RESULT✿:?|Observation:)\s*\Z")
 
 def _gemma_limit(text: str, start: int, mark: str = gemma.QUOTE, closer: re.Pattern[str] = gemma.CLOSER) -> int:
     """Where arguments end at the latest: at the closer that is not inside of a string, if that can be told."""
-    at = start
+    word = "tool_call" if mark == gemma.QUOTE else "<start_function_call>"
+    at = counted = start
+    marks, following, opener = 0, start, start
     while (ended := closer.search(text, at)) is not None:
         # Inside of a string, an odd number of delimiters stands before it and its own closing one comes first.
-        if text.count(mark, start, ended.start()) % 2 == 0:
+        marks += text.count(mark, counted, ended.start())
+        counted = ended.start()
+        if marks % 2 == 0:
             return ended.start()
-        following = text.find(mark, ended.end())
-        opener = text.find("tool_call" if mark == gemma.QUOTE else "<start_function_call>", ended.end())
+        # What was found once is not looked for again until it is passed.
+        following = text.find(mark, ended.end()) if 0 <= following < ended.end() else following
+        opener = text.find(word, ended.end()) if 0 <= opener < ended.end() else opener
         if following < 0 or 0 <= opener < following:
             return ended.start()
         at = ended.end()

@@ -99,12 +99,14 @@ def _parameters(
     tool = scan.tools.get(name)
     properties = tool.parameters.get("properties") if tool is not None else None
     schemas = properties if isinstance(properties, Mapping) else {}
+    ended: re.Match[str] | None = None
     while True:
         match = opener.match(scan.text, at)
         if match is None:
             return found, at, defects
         key = match[1].strip()
-        ended = closer.search(scan.text, match.end())
+        if ended is None or ended.start() < match.end():
+            ended = closer.search(scan.text, match.end())
         if ended is None:
             detail = f"the value of {printable(key)!r} is never closed"
             defects.append(Defect("unterminated_string", match.end(), detail))
