@@ -137,7 +137,8 @@ def test_calls_that_go_back_have_ids_of_their_own_that_every_template_takes() ->
     """Those of the answer are often longer, missing or twice the same."""
     function = {"name": "uptime", "arguments": "{}"}
     calls = [
-        {"id": one, "function": function} for one in ("chatcmpl-tool-0123456789abcdef", "x", "x", "x", None, "abcdefghi")
+        {"id": one, "function": function}
+        for one in ("chatcmpl-tool-0123456789abcdef", "x", "x", "x", None, "abcdefghi")
     ]
     broken = Diagnosis(well_formed=True, kind="missing_field", knowable="Something is missing.")
     answer, *told = answered_with({"content": "", "tool_calls": calls}, broken, CASE.tools)
