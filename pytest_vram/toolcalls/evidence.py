@@ -24,6 +24,8 @@ KEPT = 4000
 #: Equal calls in a row that are a repetition and no longer several calls.
 _EQUAL_CALLS = 16
 _LONGEST_THINKING = 200_000
+#: Characters that are looked at to see whether a text is words.
+_SAID = 2000
 #: A longer text is looked at for repetition, not for words.
 _SHORT = 1000
 #: Defects of one sort that are told.
@@ -122,7 +124,8 @@ def of_text(text: str, tools: Sequence[Tool], protocol: str, *, in_message: bool
         found.note("text_around", at, f"text stands around the JSON: {printable(around[:60])!r}")
     elif scan.answered > 1 or (scan.answered and found.pieces):
         found.note("text_around", -1, "there is more than one object, where one was asked for")
-    if asked and not found.pieces and not scan.answered and found.content:
+    prose = asked == "few_shot" and _is_said(found.content)  # no grammar kept it from answering a person
+    if asked and not found.pieces and not scan.answered and found.content and not prose:
         detail = f"the answer is not the JSON that was asked for: {printable(found.content[:60])!r}"
         found.unasked = Defect("wrapper_mismatch", -1, detail)
     elif not found.pieces and found.content and not scan.defects and _says_nothing(found.content):
@@ -136,6 +139,13 @@ def of_text(text: str, tools: Sequence[Tool], protocol: str, *, in_message: bool
     if found.empty and not any(defect.kind == "runaway" for defect in found.defects):
         found.note("empty", -1, _only_thinking(found.thinking, tools) if scan.thinking else "there is no answer")
     return found
+
+
+def _is_said(text: str) -> bool:
+    """Whether a text is words for a person: no brackets or tags, and more than one word of ASCII letters alone."""
+    words = text[:_SAID].strip().strip(".,;:!?\"'`*_")
+    letters = sum(one.isalpha() for one in words)
+    return letters >= 4 and not (words.isascii() and len(words.split()) < 2) and not set("{}[]<>|\ufffd") & set(text)
 
 
 def _says_nothing(text: str) -> bool:

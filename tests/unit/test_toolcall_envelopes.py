@@ -86,11 +86,21 @@ def test_saying_that_nothing_is_called(text: str, protocol: str) -> None:
     assert "says that nothing is called" in wrong.detail
 
 
+@pytest.mark.parametrize("text", ["It is noon.", "No tool fits this, I am afraid.", "无法执行此操作。"])
+def test_words_are_an_answer_where_no_grammar_keeps_from_them(text: str) -> None:
+    """Under examples alone a model may answer a person in words, which call nothing; a grammar makes that impossible."""
+    assert diagnose(text, TOOLS, expected=[], protocol="few_shot").right is True
+    missing = diagnose(text, TOOLS, expected=RIGHT, protocol="few_shot")
+    assert (missing.kinds, missing.right) == (("no_call",), False)
+    constrained = diagnose(text, TOOLS, expected=[], protocol="json_schema")
+    assert (constrained.kind, constrained.right) == ("wrapper_mismatch", False)
+
+
 @pytest.mark.parametrize("protocol", ["json_schema", "few_shot"])
 @pytest.mark.parametrize(
     "text",
     [
-        "It is noon.", "{}", "[]", "null", "42", '"x"', '{"calls": null}', '{"calls": "none"}', '{"calls": {}}',
+        "{}", "[]", "null", "42", '"x"', '{"calls": null}', '{"calls": "none"}', '{"calls": {}}',
         '{"calls": [{}]}', '{"calls": [null]}', '{"calls": [[]]}', '{"tool_calls": []}', '{"error": "no tool"}',
         '{"answer": "It is noon."}', "}}}}", "abc %%% ]]}}",
     ],

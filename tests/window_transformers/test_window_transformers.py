@@ -62,7 +62,7 @@ class OnTransformers(WindowSpec):
 
     layers: ClassVar[int] = 2
     shift: ClassVar[bool] = False
-    max_examples = 55
+    max_examples = 64
     folder: ClassVar[Path]
 
     @pytest.fixture(autouse=True)
