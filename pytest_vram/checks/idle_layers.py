@@ -185,6 +185,7 @@ def _plain(layer: str, meant: str, trend: Trend, cleaned: Cleaned) -> Found:
         "eases",
         "wanders",
         "weak",
+        "late",
         "events",
         "drops",
     )

@@ -19,6 +19,8 @@ USAGE = "kv-usage"
 #: What torch's counter may show beyond the driver's figure: they are not read at one moment.
 SLACK = 64 * MIB
 SHARE = 1.05
+#: No process that serves a model holds less while it idles; plain figures below are in another unit.
+LEAST = MIB
 #: Share of turns at which two layers contradict each other before they are not believed.
 OFTEN = 0.1
 
@@ -53,7 +55,7 @@ class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
         return sum(value is not None for value in self.values)
 
 
-def clean(layer: str, readings: Sequence[Measured | int], capacity: int | None, limit: int | None) -> Cleaned:
+def clean(layer: str, readings: Sequence[Measured | int | None], capacity: int | None, limit: int | None) -> Cleaned:
     """The figures of one layer, and why they cannot be true, if so.
 
     :param capacity: bytes of the device; no figure is above. :param limit: stands for it in what torch reserved, where
@@ -65,8 +67,8 @@ def clean(layer: str, readings: Sequence[Measured | int], capacity: int | None, 
     wide = lower_ends = 0
     impossible: str | None = None
     for place, reading in enumerate(readings):
-        if isinstance(reading, Unmeasurable):
-            reasons[reading.reason] += 1
+        if reading is None or isinstance(reading, Unmeasurable):
+            reasons["no reason was given" if reading is None else reading.reason] += 1
             values.append(None)
             continue
         value: object = reading
@@ -91,6 +93,21 @@ def clean(layer: str, readings: Sequence[Measured | int], capacity: int | None, 
         lower_ends=lower_ends,
         impossible=impossible,
         source=sources.most_common(1)[0][0] if sources else "",
+    )
+
+
+def too_small(readings: Sequence[object], floor: float) -> str | None:
+    """A sentence where plain figures are all so small that their unit cannot be bytes, else ``None``.
+
+    :param floor: of the verdict, in bytes; who sets it below :data:`LEAST` means such figures.
+    """
+    plain = [reading for reading in readings if isinstance(reading, int | float) and not isinstance(reading, bool)]
+    highest = max(plain, default=0)
+    if floor < LEAST or len(plain) < 2 or not 0 < highest < LEAST:
+        return None
+    return (
+        f"All readings are below 1 MiB (the highest is {highest:,}), so that no leak could be seen in them: judge_idle "
+        "takes bytes; multiply figures in MiB by 1048576."
     )
 
 

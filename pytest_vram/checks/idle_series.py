@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from pytest_vram.checks import idle_layers, idle_words
-from pytest_vram.checks.idle_readings import USAGE, Cleaned, clean, contradiction
+from pytest_vram.checks.idle_readings import USAGE, Cleaned, clean, contradiction, too_small
 from pytest_vram.checks.idle_trend import Thresholds, Trend, trend_of
 from pytest_vram.errors import BadInput
 from pytest_vram.readings import Measured
@@ -58,7 +58,7 @@ class IdleVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def judge_idle(
-    readings: Sequence[Measured | int] | Mapping[str, Sequence[Measured | int]],
+    readings: Sequence[Measured | int | None] | Mapping[str, Sequence[Measured | int | None]],
     *,
     cycle: int | None = None,
     events: Sequence[int] = (),
@@ -76,29 +76,35 @@ def judge_idle(
     phases are taken out first, and so is a lasting jump, which is a ``step`` if nothing rises without it. Figures are
     bytes; a turn that could not be read is left out, and too many of them leave the verdict open.
 
-    :param readings: one figure per turn, in bytes; or several sources by layer name: ``torch-allocated``,
-        ``torch-reserved``, ``torch-inactive-split``, ``process``, ``rpc``, ``device``, ``host``, ``kv-usage`` (bytes or
-        a share of one), or any other, which counts as ``process`` does.
+    :param readings: one figure per turn, in bytes, ``None`` where it could not be read; or several sources by layer
+        name: ``torch-allocated``, ``torch-reserved``, ``torch-inactive-split``, ``process``, ``rpc``, ``device``,
+        ``host``, ``kv-usage`` (bytes or a share of one), or any other, which counts as ``process`` does.
     :param cycle: turns after which the lengths repeat; one that stands out is found where
         neither it nor events are given.
     :param events: indices of turns at which a step is explained.
-    :param segments: indices of turns that begin a new segment (the server was restarted).
+    :param segments: indices of turns that begin a new segment (the server was restarted), each once.
     :param limit: bytes, for the hours that are left. :param seconds: when each turn ended.
     :param tokens: tokens so far. :param capacity: bytes of the device; a figure above it is ``invalid``.
     :param caps: bytes up to which a known cache may grow, by name: ``prompt-cache`` and ``context-checkpoints`` of
         llama.cpp (host), ``allocator-cache``, ``graphs``, ``workspaces``. A rise below its cap is never a leak.
     :param thresholds: see :class:`pytest_vram.checks.idle_trend.Thresholds`.
-    :raises BadInput: a threshold that is unknown or out of range, or lists of different lengths.
+    :raises BadInput: a threshold that is unknown or out of range, lists of different lengths, or labels of turns
+        where their indices belong.
     """
     rule = _thresholds(thresholds)
-    named: dict[str, Sequence[Measured | int]] = (
+    named: dict[str, Sequence[Measured | int | None]] = (
         dict(readings) if isinstance(readings, Mapping) else {"": list(readings)}
     )
     count = _check(named, cycle, seconds, tokens, {"limit": limit, "capacity": capacity, **(caps or {})})
+    _check_indices("events", events)
+    _check_indices("segments", segments)
     # A budget is no capacity: what torch reserved may be above it, unless nothing else says what there is.
     beyond = None if named.keys() & {"process", "device"} else limit
     cleaned = {layer: clean(layer, series, capacity, beyond) for layer, series in named.items()}
     impossible = next((one.impossible for one in cleaned.values() if one.impossible), None) or contradiction(cleaned)
+    if impossible is None:
+        # Sources that are apart may each be small, a pool that is not used yet even nothing.
+        impossible = too_small(named[""], rule.floor) if "" in named else None
     if impossible is not None:
         return IdleVerdict(kind="invalid", text=impossible, settles=[idle_words.READ_AGAIN])
     trends: dict[str, Trend] = {}
@@ -181,6 +187,18 @@ def _check(
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 0):
             raise BadInput(f"`{name}` of judge_idle is {size!r}; write a whole number of bytes.")
     return next(iter(lengths.values()), 0)
+
+
+def _check_indices(name: str, places: Sequence[int]) -> None:
+    """:raises BadInput: one label for each turn instead of the indices of some."""
+    for place in places:
+        if isinstance(place, bool) or not isinstance(place, int):
+            raise BadInput(f"`{name}` of judge_idle has {place!r}; write the indices of turns, from 0.")
+    if len(set(places)) < len(places):
+        raise BadInput(
+            f"`{name}` of judge_idle has an index twice; write the indices of turns, from 0, each once, and not a "
+            "label for every turn."
+        )
 
 
 def _level(cleaned: Cleaned | None) -> float | None:

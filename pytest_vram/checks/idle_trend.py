@@ -26,7 +26,7 @@ SHORTEST = 8
 LONGEST_CYCLE = 60
 LOOKED_AT = 600
 
-Reason = Literal["", "short", "cycle", "steps", "events", "eases", "drops", "wanders", "weak", "noisy"]
+Reason = Literal["", "short", "cycle", "steps", "events", "eases", "drops", "wanders", "weak", "late", "noisy"]
 Point = tuple[int, float]
 
 
@@ -60,10 +60,13 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
     """What the judged turns of one series do.
 
-    :ivar reason: why ``kind`` is inconclusive. :ivar turns: judged; ``warm_up`` were left out; ``span`` is the number
-        of turns over which the growth is projected. :ivar rise: from the first turns of all, warm-up included, to the
-        last. :ivar tail: slope of the last third. :ivar steps: (turn, bytes) of jumps that nothing explains;
-        ``explained``, those at an event. :ivar cycle: by which the phases were taken out; 0: none.
+    :ivar reason: why ``kind`` is inconclusive. :ivar turns: judged; ``warm_up`` were left out.
+    :ivar span: turns over which the growth is projected. :ivar until: the index behind the last of them.
+    :ivar rise: from the first turns of all, warm-up included, to the last. :ivar tail: slope of the last third.
+    :ivar steps: (turn, bytes) of jumps that nothing explains; ``explained``, those at an event.
+    :ivar since: the turn up to which nearly nothing of the growth happened; ``None`` where it is spread over the run.
+    :ivar ending: (turn, bytes) of a rise in the last third alone.
+    :ivar cycle: by which the phases were taken out; 0: none.
     """
 
     kind: Literal["flat", "warming", "step", "leak", "inconclusive"]
@@ -71,6 +74,7 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
     turns: int = 0
     warm_up: int = 0
     span: int = 0
+    until: int = 0
     slope: float | None = None
     low: float | None = None
     high: float | None = None
@@ -78,6 +82,8 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
     p_value: float | None = None
     rise: float = 0.0
     tail: float | None = None
+    since: int | None = None
+    ending: tuple[int, int] | None = None
     steps: tuple[tuple[int, int], ...] = ()
     explained: tuple[tuple[int, int], ...] = ()
     cycle: int = 0
@@ -192,14 +198,16 @@ def _judge(
     trend = Trend(
         kind="flat",
         span=span,
+        until=judged[-1][-1][0] + 1,
         slope=sen.slope,
         low=sen.low,
         high=sen.high,
         growth=growth,
         p_value=score.p_rise,
         tail=_tail(blocks),
-        steps=tuple(steps),
-        explained=tuple(explained),
+        since=_since(blocks),
+        steps=tuple(sorted(steps)),
+        explained=tuple(sorted(explained)),
         **about,  # type: ignore[arg-type]
     )
     if growth is None or sen.low is None or sen.high is None:
@@ -219,6 +227,9 @@ def _judge(
         return _as(trend, "inconclusive", "noisy")
     if len(steps) > 1:
         return _as(trend, "inconclusive", "steps")
+    ending = _ending(judged, blocks, thresholds)
+    if ending is not None:
+        return msgspec.structs.replace(_as(trend, "inconclusive", "late"), ending=ending)
     if steps:
         return _as(trend, "step")
     if len(explained) > FEW_STEPS:
@@ -348,6 +359,38 @@ def _tail(blocks: Sequence[Sequence[tuple[float, float]]]) -> float | None:
     """The slope over the last third of the longest segment."""
     longest = max(blocks, key=len)
     return theil_sen(longest[-max(2, len(longest) // 3) :]).slope
+
+
+def _since(blocks: Sequence[Sequence[tuple[float, float]]]) -> int | None:
+    """The turn up to which a single segment had less than a tenth of its growth, if that is a third of it or more."""
+    group = blocks[0]
+    if len(blocks) > 1 or len(group) < 6:
+        return None
+    first = median(value for _, value in group[:3])
+    growth = group[-1][1] - first
+    before = [place for place, (_, value) in enumerate(group) if value - first < growth / 10]
+    if growth <= 0 or not before or before[-1] < len(group) // 3:
+        return None
+    return round(group[before[-1]][0])
+
+
+def _ending(
+    judged: Sequence[Sequence[Point]], blocks: Sequence[Sequence[tuple[float, float]]], thresholds: Thresholds
+) -> tuple[int, int] | None:
+    """The turn and the height of a rise in the last third of the last segment; ``None`` where there is none.
+
+    It is above the floor by itself, but the turns before it, being level, keep it out of the slope of all.
+    """
+    points, group = judged[-1], blocks[-1]
+    if len(group) < 6:
+        return None
+    rest = points[-(len(points) // 3) :]
+    before = median(value for _, value in points[: -len(rest)])
+    height = group[-1][1] - before
+    if height <= thresholds.floor:
+        return None
+    low = theil_sen(*_blocks([rest], thresholds.blocks, shortest=1)).low
+    return (rest[0][0], round(height)) if low is not None and low > 0 else None
 
 
 def _eases(

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pytest_vram.checks.idle_layers import Found
 from pytest_vram.checks.idle_readings import USAGE, Cleaned
 from pytest_vram.checks.idle_trend import Thresholds, Trend, per_turn
-from pytest_vram.units import mib
+from pytest_vram.units import MIB, mib
 
 READ_AGAIN = "another source of the same memory, such as the driver's figure of the process"
+
+#: Turns after a jump below which its level is told as seen on few.
+FEW = 5
 
 
 def brief(layer: str, trend: Trend) -> str:
@@ -21,6 +24,8 @@ def brief(layer: str, trend: Trend) -> str:
         "leak": "grows",
         "inconclusive": "open",
     }[trend.kind]
+    if _creeps(trend):
+        words = "grows by less than the floor"
     if layer == USAGE or trend.slope is None:
         return words
     return f"{words} ({trend.slope_words()} a turn)"
@@ -77,10 +82,21 @@ def _head(found: Found, trend: Trend, rule: Thresholds) -> str:
         return f"{what} leaks {trend.slope_words()} a turn, {_growth(trend)} {over}."
     if found.kind == "step":
         turn, size = trend.steps[0] if trend.steps else (0, 0)
-        return f"{what} jumped by {mib(size)} at turn {turn + 1} and does not grow otherwise, {over}."
+        seen = max(0, trend.until - turn)
+        few = f" It stands on the last {seen} turns alone." if trend.until and seen <= FEW else ""
+        return f"{what} jumped by {mib(size)} at turn {turn + 1} and does not grow otherwise, {over}.{few}"
     if found.kind == "warming":
-        last = "" if trend.tail is None else f" In the last third it grew by {per_turn(trend.tail)} a turn."
+        tail = trend.tail or 0.0
+        went = f"grew by {per_turn(tail)}" if tail > 0 else f"fell by {per_turn(-tail)}"
+        last = "" if trend.tail is None else f" In the last third it {went} a turn."
         return f"{what} grew by {_growth(trend)}, ever more slowly, {over}.{last}"
+    if found.kind == "flat" and _creeps(trend):
+        ahead = f"; 1000 turns of it would be {mib(round(1000 * (trend.slope or 0.0)))}" if (trend.low or 0) > 0 else ""
+        how = f"grows by {trend.slope_words()} a turn, {_growth(trend)}" if ahead else f"grew by about {_growth(trend)}"
+        return (
+            f"{what} {how} {over}, which is less than the floor of "
+            f"{mib(round(rule.floor))} that a verdict needs{ahead}."
+        )
     if found.kind == "flat":
         return f"{what} does not grow {over}; a leak of {per_turn(smallest(trend, rule))} a turn or more is excluded."
     return _open(what, over, trend, rule)
@@ -102,7 +118,8 @@ def _open(what: str, over: str, trend: Trend, rule: Thresholds) -> str:
         case "eases":
             return f"{what} grows more slowly in the second half, but still grows, {over}."
         case "wanders":
-            return f"{what} ends {_growth(trend)} higher {over}, but strays so far up and down that this may be chance."
+            late = f" Nearly all of it came after turn {trend.since + 1}." if trend.since is not None else ""
+            return f"{what} grew by {_growth(trend)} {over}, but so unevenly that this may be chance.{late}"
         case "drops":
             turn, size = trend.explained[0] if trend.explained else (0, 0)
             return (
@@ -111,6 +128,12 @@ def _open(what: str, over: str, trend: Trend, rule: Thresholds) -> str:
             )
         case "weak":
             return f"{what} seems to grow, {trend.slope_words()} a turn, {over}, but too few blocks agree."
+        case "late":
+            turn, size = trend.ending or (0, 0)
+            return (
+                f"{what} ends {mib(size)} above what it was before turn {turn + 1}, and rose from there on, {over}: a "
+                "leak that begins late, or a rise that ends."
+            )
         case "noisy":
             reach = per_turn(trend.high or 0.0)
             return f"{what} varies so much that a leak of {reach} a turn would not be seen {over}."
@@ -118,6 +141,11 @@ def _open(what: str, over: str, trend: Trend, rule: Thresholds) -> str:
             return (
                 f"{what} grows by {trend.slope_words()} a turn {over}." if trend.kind == "leak" else f"{what} is open."
             )
+
+
+def _creeps(trend: Trend) -> bool:
+    """Whether a series that is flat by the rule is known to grow all the same, by less than the floor."""
+    return trend.kind == "flat" and (trend.growth or 0) > MIB / 2 and trend.p_value is not None and trend.p_value < 0.01
 
 
 def smallest(trend: Trend, rule: Thresholds) -> float:

@@ -20,7 +20,7 @@ anything = sizes | st.integers() | st.floats() | st.booleans() | st.none() | st.
 readings = sizes.map(
     lambda size: Reading(bytes=size, source="nvml-process", scope="process", device="gpu0", exact=False)
 ) | st.just(Unmeasurable(reason="N/A"))
-places = st.lists(st.integers(-5, 200), max_size=8)
+places = st.lists(st.integers(-5, 200), max_size=8, unique=True)
 
 
 @given(st.lists(anything, max_size=130), st.none() | st.integers(1, 50), places, places)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -71,6 +72,44 @@ def test_a_flat_series_says_which_leak_it_excludes() -> None:
     assert "a leak of 0.33 MiB a turn or more is excluded" in found.text
 
 
+@pytest.mark.parametrize(("rate", "turns"), [(0.3, 120), (0.1, 300)])
+def test_what_creeps_below_the_floor_is_flat_and_told(rate: float, turns: int) -> None:
+    """A rise without noise that adds up to less than the floor is no leak, and not "does not grow" either."""
+    found = judge_idle([round((3000 + rate * turn) * MIB) for turn in range(turns)])
+    assert found.kind == "flat"
+    assert "does not grow" not in found.text
+    assert f"grows by {rate:.2f} MiB" in found.text
+    assert "less than the floor of 32.00 MiB" in found.text
+    assert f"1000 turns of it would be {1000 * rate:.1f} MiB" in found.text
+    stepped = judge_idle([(3000 + 20 * (turn > 60)) * MIB for turn in range(120)])
+    assert stepped.kind == "flat"
+    assert "grew by about" in stepped.text
+
+
+@pytest.mark.parametrize("spread", [1.0, 8.0])
+def test_a_leak_that_begins_late_is_open_and_its_beginning_told(spread: float) -> None:
+    """Level for 80 turns and then 8 MiB a turn, or 2 MiB from turn 90 on: the text does not say that it went down."""
+    found = judge_idle(series(120, lambda turn: 8.0 * max(0, turn - 80), spread))
+    assert found.kind == "inconclusive"
+    since = re.search(r"so unevenly that this may be chance\. Nearly all of it came after turn (\d+)\.", found.text)
+    assert since is not None
+    assert 70 <= int(since[1]) <= 90
+    found = judge_idle(series(120, lambda turn: 2.0 * max(0, turn - 90), spread))
+    assert found.kind == "inconclusive"
+    assert "above what it was before turn 89" in found.text
+
+
+def test_figures_in_another_unit_are_invalid() -> None:
+    """A leak of 1 MiB a turn that is written in MiB is none in bytes: the unit is asked for instead of a pass."""
+    readings = [3000 + turn for turn in range(120)]
+    found = judge_idle(readings)
+    assert found.kind == "invalid"
+    assert "the highest is 3,119" in found.text
+    assert judge_idle(readings, floor=64, wander=0).kind == "leak"
+    assert judge_idle([0] * 120).kind == "flat"
+    assert judge_idle({"torch-allocated": readings, "process": rising(120)}).kind == "leak"
+
+
 def test_hours_left_of_a_flat_series_have_no_latest() -> None:
     """A slope that may be 0 has only a soonest."""
     found = judge_idle(flat(120, spread=20), limit=8 * GIB, seconds=[float(turn) for turn in range(120)])
@@ -129,6 +168,7 @@ def test_jumps_again_and_again_are_open() -> None:
     found = judge_idle(series(120, lambda turn: 300.0 * sum(turn >= at for at in (45, 101))))
     assert found.kind == "inconclusive"
     assert "grows in jumps" in found.text
+    assert [turn for turn, _ in found.steps] == [45, 101]
 
 
 def test_an_event_explains_a_step() -> None:
@@ -218,6 +258,18 @@ def test_few_turns_that_could_not_be_read_are_left_out_and_said() -> None:
     assert "2 of 120 turns could not be read" in found.text
 
 
+def test_none_is_a_turn_that_could_not_be_read() -> None:
+    """It is left out as an unmeasurable reading is; many of them leave the verdict open."""
+    readings: list[int | None] = [*rising(120)]
+    readings[40] = readings[80] = None
+    found = judge_idle(readings)
+    assert found.kind == "leak"
+    assert "2 of 120 turns could not be read" in found.text
+    found = judge_idle([*flat(100), *[None] * 20])
+    assert found.kind == "inconclusive"
+    assert "20 of 120 readings could not be taken (no reason was given)" in found.text
+
+
 def test_many_turns_that_could_not_be_read_leave_it_open() -> None:
     """A figure that could not be read is never 0 and never a pass."""
     readings: list[Measured | int] = [Unmeasurable(reason="N/A in a container"), *flat(9)] * 12
@@ -239,7 +291,6 @@ def test_many_turns_that_could_not_be_read_leave_it_open() -> None:
         (2**64 - 1, "beyond any memory"),
         pytest.param(10**400, "beyond any memory", id="10^400"),
         ("3GB", "not a number of bytes"),
-        (None, "not a number of bytes"),
         (1.5, "not a whole number"),
     ],
 )
@@ -283,6 +334,8 @@ def test_what_varies_too_much_is_open() -> None:
         ({"caps": {"prompt-cache": "8GiB"}}, "`prompt-cache` of judge_idle"),
         ({"seconds": [1.0]}, "the lengths differ"),
         ({"tokens": [1]}, "the lengths differ"),
+        ({"segments": [0] * 60 + [1] * 60}, "`segments` of judge_idle has an index twice"),
+        ({"events": [True]}, "`events` of judge_idle has True; write the indices"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_sentence(given: dict[str, Any], said: str) -> None:
