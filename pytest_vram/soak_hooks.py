@@ -66,7 +66,7 @@ class Soaks:
 
         if attempt.soak is None:
             wanted = self._wanted(attempt)
-            found, end = run_soak(self._run, wanted, _Told(wanted, self._write, self._clock))
+            found, end = run_soak(self._run, wanted, _Told(self._write, self._clock))
             if end.reason == "interrupted":
                 self._write(f"vram: {attempt.key}: {end.text}; the same run goes on with it: {wanted.folder}")
                 raise KeyboardInterrupt
@@ -124,16 +124,17 @@ def _limit(run: Run, plan: Plan) -> tuple[Limits | None, str]:
 
 
 class _Told:
-    """Passes on the first line of a soak, and one now and then."""
+    """Passes on the line of a turn now and then, and every other one."""
 
-    def __init__(self, wanted: Wanted, write: Callable[[str], None], clock: Callable[[], float]) -> None:
+    def __init__(self, write: Callable[[str], None], clock: Callable[[], float]) -> None:
         self._write = write
         self._clock = clock
         self._due = 0.0
-        write(f"vram: soak of {wanted.name}: {wanted.amount.text} in {wanted.folder}")
 
     def __call__(self, line: str) -> None:
         now = self._clock()
-        if now >= self._due or not line.startswith("soak="):
+        if line.startswith("soak="):
+            if now < self._due:
+                return
             self._due = now + AGAIN
-            self._write(f"vram: {line}")
+        self._write(f"vram: {line}")

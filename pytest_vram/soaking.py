@@ -20,7 +20,7 @@ from pytest_vram.run import Run
 from pytest_vram.sessions import Conversation, Gauge, KeeperGauge, NoGauge, Session
 from pytest_vram.sessions import soak_journal as journals
 from pytest_vram.sessions.soak import FINAL, Began, End, Soak
-from pytest_vram.sessions.soak_gates import Gates
+from pytest_vram.sessions.soak_gates import LEAST_TURNS, Gates
 from pytest_vram.sessions.soak_journal import SoakJournal, TurnLine
 from pytest_vram.sessions.soak_lines import StructuredLog
 from pytest_vram.sessions.soak_series import Series
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 #: Kinds of failure in a server's log that are the memory's.
 _MEMORY = frozenset({"out_of_memory", "host_oom_killed"})
-#: Keys of a spec that say where it is and not what runs.
-_PLACES = ("origin", "base", "boot_timeout", "floors", "binary", "api_key")
+#: Keys of a spec that say where it is, or how long it is waited for, and not what runs.
+_PLACES = ("origin", "base", "boot_timeout", "request_timeout", "floors", "binary", "api_key")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 80
 
@@ -235,6 +235,12 @@ def run_soak(run: Run, wanted: Wanted, told: Callable[[str], None]) -> tuple[Soa
     """
     known = fingerprint(run, wanted)
     _refuse_early(wanted.folder, known)
+    told(f"soak of {wanted.name}: {wanted.amount.text} in {wanted.folder}")
+    if wanted.amount.turns is not None and wanted.amount.turns < LEAST_TURNS:
+        told(
+            f"fewer than {LEAST_TURNS} turns decide nothing about idle memory and throughput: this soak can fail, and"
+            " it cannot pass"
+        )
     talker = SessionTalker(run, wanted.spec, wanted.conversations)
     backend = run.pool.acquire(wanted.spec)
     talker.backend = backend
@@ -247,9 +253,9 @@ def run_soak(run: Run, wanted: Wanted, told: Callable[[str], None]) -> tuple[Soa
     journal = SoakJournal.open(wanted.folder, {**known, "build": build_of(backend)}, name=wanted.name, told=fold)
     log = StructuredLog(wanted.folder)
     try:
-        if journal.contents.turns:
-            told(f"{wanted.folder}: {journal.contents.turns:,} turns are committed; going on behind them")
         soak = Soak(journal, talker, series, wanted.gates, wanted.amount, told=told, log=log)
+        if journal.contents.turns:
+            told(f"{journal.contents.turns:,} turns are committed; {soak.going_on}")
         end = soak.run()
         notes = [f"{log.lost} lines of the structured log could not be written"] if log.lost else []
         found = soaks.document(journal, series, soak.verdict(end), end, amount=wanted.amount.text, notes=notes)
@@ -270,3 +276,4 @@ def _refuse_early(folder: Path, known: Mapping[str, Any]) -> None:
     differing = journals.differences(before, msgspec.json.decode(msgspec.json.encode(known)))
     if differing:
         raise BadInput(journals.refusal(folder, differing))
+    journals.refuse_lost(folder, journals.read(folder))

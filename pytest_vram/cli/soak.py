@@ -6,8 +6,11 @@ import argparse
 import contextlib
 import os
 import shlex
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 
@@ -36,6 +39,8 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
 
     :raises BadInput: arguments, or a folder, that cannot be used. :raises VramError: no server starts.
     """
+    if rest and rest[0][:1] == "-" and rest[0][1:2].isdigit():  # a negative amount is taken for an option
+        options.amount = rest.pop(0)
     if rest:
         raise BadInput(f"vram soak does not take {rest[0]!r}: see vram soak --help")
     amount = _amount(options)
@@ -75,9 +80,13 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
             capacity=soaking.capacity_of(made),
         ),
     )
-    told = (lambda line: None) if options.quiet else progress
-    with _ending(made):
-        progress(f"soak of {spec.name!r}: {amount.text} in {wanted.folder}")
+    stopped: list[int] = []
+
+    def told(line: str) -> None:
+        if not (options.quiet and line.startswith("soak=")):
+            progress(line)
+
+    with _stoppable(stopped), _ending(made):
         attempt = made.begin(f"soak: {spec.name}", Plan(takes_part=True, backend=spec.name), judged=True)
         try:
             document, end = soaking.run_soak(made, wanted, told)
@@ -85,7 +94,7 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
             made.leave(attempt)
     if end.reason == "interrupted":
         progress(f"vram soak: {end.text}; go on with: {_again(options, amount, wanted.folder)}")
-        return Answer(code=INTERRUPTED, document=None)
+        return Answer(code=128 + stopped[0] if stopped else INTERRUPTED, document=None)
     return Answer(code=_CODES[document.verdict.outcome], document=document, lines=tuple(soaks.lines(document)))
 
 
@@ -150,6 +159,34 @@ def _share(text: str | None, name: str, most: float) -> float | None:
         return share(name, float(text), most=most)
     except ValueError:
         raise BadInput(f"--{name} {text!r} is not a share above 0 and at most 1: write such as 0.94") from None
+
+
+@contextlib.contextmanager
+def _stoppable(stopped: list[int]) -> Iterator[None]:
+    """Let the signals that end a process end the soak as Ctrl-C does: committed, and with the command that goes on.
+
+    :param stopped: gets the number of the signal.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only there signals can be handled
+        yield
+        return
+
+    def stop(number: int, _: FrameType | None) -> None:
+        for one in before:
+            signal.signal(one, signal.SIG_IGN)  # the rest takes a moment, and once is enough
+        stopped.append(number)
+        raise KeyboardInterrupt
+
+    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    # Who started this with SIGHUP ignored (nohup) wants it so.
+    before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

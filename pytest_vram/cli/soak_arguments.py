@@ -21,4 +21,4 @@ def of_soak(parser: argparse.ArgumentParser) -> None:
     add("--target", metavar="SHARE", help="share of tool calls that must be right, such as 0.94")
     add("--retention", metavar="SHARE", help="of the early decode rate that must be left (default 0.8)")
     add("--vram-device", metavar="SPEC", help="what to measure: auto (default), cpu, cuda:0, rpc:0 …")
-    add("--quiet", action="store_true", help="no line for each turn")
+    add("--quiet", action="store_true", help="no line for each turn; what goes wrong is said all the same")

@@ -14,7 +14,7 @@ from pytest_vram.readings import Measured
 from pytest_vram.sessions import table
 from pytest_vram.sessions.soak import End
 from pytest_vram.sessions.soak_gates import SoakVerdict
-from pytest_vram.sessions.soak_journal import LossLine, SegmentLine, SoakJournal
+from pytest_vram.sessions.soak_journal import LossLine, SegmentLine, SessionLine, SoakJournal
 from pytest_vram.sessions.soak_lines import duration
 from pytest_vram.sessions.soak_series import CallShare, Series
 from pytest_vram.sessions.turns import Turn
@@ -25,7 +25,13 @@ FORMAT = "pytest-vram/soak/1"
 REPORT, TEXT = "report.json", "report.txt"
 #: Segments and losses that a report lists; their number is told in any case.
 MOST = 20
-_SIGNS = {"passed": "ok", "failed": "FAIL", "inconclusive": "?", "not judged": "-"}
+#: Outcome of a gate → its sign, and what that means.
+_LEGEND = {
+    "passed": ("ok", "held"),
+    "failed": ("FAIL", "did not hold"),
+    "inconclusive": ("?", "open"),
+    "not judged": ("-", "nothing was asked for, or the server does not tell it"),
+}
 
 
 class SoakDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +41,8 @@ class SoakDocument(msgspec.Struct, frozen=True, kw_only=True):
     :ivar amount: what was asked for. :ivar seconds: that it ran, over all processes that took part, of which there were
         ``processes``. :ivar folder: of its journal. :ivar peak: device label → largest of all turns.
     :ivar segments: servers that served, the first and the last of ``segment_count``; ``losses`` likewise.
-    :ivar turns: some of ``turn_count``: the first, the last, and those with the highest peaks.
+    :ivar turns: some of ``turn_count``: the first, the last, those with the highest peaks, and the first ten
+        that have no answer.
     :ivar kinds: kind of defect → turns. :ivar notes: what a reader must know besides.
     """
 
@@ -89,8 +96,19 @@ def document(
         kinds=dict(series.kinds.most_common(MOST)),
         repeated=series.repeated,
         turns=series.table(),
-        notes=list(notes or []),
+        notes=[*_dropped(contents.sessions), *(notes or [])],
     )
+
+
+def _dropped(sessions: list[SessionLine]) -> list[str]:
+    """What was found without its end in the journal, over all processes."""
+    sizes = [line.dropped for line in sessions if line.dropped]
+    if not sizes:
+        return []
+    said = f"a line of {sizes[0]:,} bytes without its end was"
+    if len(sizes) > 1:
+        said = f"{len(sizes)} lines of {sum(sizes):,} bytes together, without their ends, were"
+    return [f"{said} dropped from the journal when the soak was taken up: that is what a kill leaves, and no turn"]
 
 
 def _ends(lines: list[Any]) -> list[Any]:
@@ -110,7 +128,11 @@ def lines(found: SoakDocument, width: int = 80) -> list[str]:
     said += _wrapped(f"  journal    {found.folder}", width, 13)
     said += ["", "gates"]
     for gate in verdict.gates:
-        said += _wrapped(f"  {_SIGNS[gate.outcome]:4} {gate.name:12} {gate.text}", width, 20)
+        said += _wrapped(f"  {_LEGEND[gate.outcome][0]:4} {gate.name:12} {gate.text}", width, 20)
+    legend = [
+        f"{sign} {word}" for outcome, (sign, word) in _LEGEND.items() if outcome in {g.outcome for g in verdict.gates}
+    ]
+    said += _wrapped(f"  ({', '.join(legend)})", width, 3)
     for label, idle in verdict.idle.items():
         said += ["", f"idle memory of {label}: {idle.kind}"]
         if idle.slope is not None and idle.low is not None and idle.high is not None:
@@ -130,13 +152,13 @@ def lines(found: SoakDocument, width: int = 80) -> list[str]:
     if found.kinds:
         kinds = ", ".join(f"{kind} {count}" for kind, count in found.kinds.items())
         said += _wrapped(f"  defects    {kinds}", width, 13)
-    said += ["", "turns: the first, the last, and those with the highest peaks"]
+    said += ["", "turns: the first, the last, the highest peaks, and the first without an answer"]
     said += table.lines(found.turns, width=width)
     for loss in found.losses:
-        said += _wrapped(f"turn {loss.number}: {loss.error}", width, 2)
+        said += _wrapped(f"{loss.place}: {loss.error}", width, 2)
     for note in found.notes:
         said += _wrapped(note, width, 2)
-    return [*said, "", *_wrapped(verdict.proves, width)]
+    return [*said, "", *_wrapped(verdict.proves, width)] if verdict.outcome == "passed" else said
 
 
 def one_line(found: SoakDocument) -> str:

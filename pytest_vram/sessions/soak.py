@@ -137,20 +137,31 @@ class Soak:
 
     # ------------------------------------------------------------ the whole
 
+    @property
+    def going_on(self) -> str:
+        """What is left to do of a soak that was begun before."""
+        end = self.journal.contents.end
+        if end is not None and end.reason in FINAL:
+            return f"nothing is left to do: {end.text}"
+        if self._reached():
+            return "nothing is left to do: a larger amount makes it longer"
+        return "going on behind them"
+
     def run(self) -> End:
         """Ask turn after turn, until something ends it; what was committed is kept, whatever that is."""
         contents = self.journal.contents
         if contents.end is not None and contents.end.reason in FINAL:
             return End(reason=contents.end.reason, text=contents.end.text)
         try:
-            if self._reached():  # nothing is asked, so nothing is begun
-                return self._ended("amount", quiet=contents.end is not None)
-            self.journal.commit(SessionLine(pid=os.getpid(), amount=self.amount.text, at=now(), dropped=contents.torn))
+            reached = self._reached()
+            if contents.torn or not reached:
+                began = SessionLine(pid=os.getpid(), amount=self.amount.text, at=now(), dropped=contents.torn)
+                self.journal.commit(began)
             if contents.torn:
-                self._told(
-                    f"a line of {contents.torn} bytes without its end was dropped from the journal: turn"
-                    f" {contents.turns + 1} is asked anew"
-                )
+                after = "" if reached else f": turn {contents.turns + 1} is asked anew"
+                self._told(f"a line of {contents.torn} bytes without its end was dropped from the journal{after}")
+            if reached:  # nothing is asked, so nothing is begun
+                return self._ended("amount", quiet=contents.end is not None)
             reason = ""
             while not reason:
                 reason = self._turn() or self._enough()
@@ -165,16 +176,20 @@ class Soak:
         return judge(self.series, self.gates, self.journal.contents.losses, unfinished=end.unfinished)
 
     def _ended(self, reason: str, *, quiet: bool = False) -> End:
-        done = self.series.turns
-        text = f"{REASONS[reason]}, after {done:,} turns and {duration(self._spent())}"
+        # The time of the last committed turn, which is what the next process goes on from.
+        done = f"{self.series.turns:,} turn{'s' if self.series.turns != 1 else ''}"
+        spent = duration(self.series.spent)
+        text = f"{REASONS[reason]}, after {done} and {spent}"
         if reason == "amount":
-            text = f"{REASONS[reason]}: {done:,} turns in {duration(self._spent())}"
+            text = f"{REASONS[reason]}: {done} in {spent}"
         end = End(reason=reason, text=text)
         if not quiet:
             try:
                 self.journal.commit(EndLine(reason=reason, text=text, at=now()))
             except DiskTrouble as error:
-                return End(reason="disk", text=f"{text}; and {REASONS['disk']}: {error}") if reason != "amount" else end
+                if reason != "amount":
+                    return End(reason="disk", text=f"{text}; and {REASONS['disk']}: {error}")
+                self._told(f"all of it was run, and its end {REASONS['disk'].partition(' ')[2]}: {error}")
         return end
 
     # ------------------------------------------------------------ one turn
@@ -190,7 +205,7 @@ class Soak:
             self._told(f"turn {number}: {error}")
             return "trouble"
         except BackendError as error:
-            return self._lost(number, str(error))
+            return self._lost(number, str(error), warm_up=not self._serving)
         if turn.result == "lost":
             return self._lost(number, turn.error or "the server was lost")
         turn = msgspec.structs.replace(turn, number=number, segment=self.journal.contents.segment)
@@ -211,6 +226,7 @@ class Soak:
         """Have a server; it is a segment of its own once it serves."""
         contents = self.journal.contents
         segment = contents.segment + 1
+        self._told(f"warming up with the longest prompt before turn {number}")
         began = self._talker.begin(number, segment)
         why = "start" if segment == 1 else "died" if self._losses else "resumed"
         at = now()
@@ -231,14 +247,14 @@ class Soak:
             }
             self._log.write("brain.model", at, fields)
 
-    def _lost(self, number: int, error: str) -> str:
+    def _lost(self, number: int, error: str, *, warm_up: bool = False) -> str:
         self._serving = False
         self._losses += 1
         memory = self._talker.fate()
-        self.journal.commit(
-            LossLine(number=number, segment=self.journal.contents.segment, error=error, memory=memory, at=now())
-        )
-        self._told(f"turn {number}: {error}")
+        segment = self.journal.contents.segment
+        loss = LossLine(number=number, segment=segment, error=error, memory=memory, warm_up=warm_up, at=now())
+        self.journal.commit(loss)
+        self._told(f"{loss.place}: {error}")
         return "server" if memory or self._losses >= MOST_LOSSES else ""
 
     # ------------------------------------------------------------ when it is enough
@@ -279,6 +295,6 @@ class Soak:
         seen = ""
         if any(one.kind == "leak" for one in verdicts.values()):
             seen = "leak"
-        elif recent is not None and recent[0] < COLLAPSED:
+        elif recent is not None and recent.high < COLLAPSED:
             seen = "throughput"
         self._suspected = f"{seen}!" if seen and self._suspected.rstrip("!") == seen else seen

@@ -117,7 +117,7 @@ def judge(series: Series, gates: Gates, losses: list[LossLine], *, unfinished: s
         idle=idle,
         by_turn=by_turn,
         by_fill=by_fill,
-        retention=retained[0] if retained is not None else None,
+        retention=retained.share if retained is not None else None,
     )
 
 
@@ -279,7 +279,9 @@ def _tool_calls(series: Series, gates: Gates, by_turn: list[CallShare], by_fill:
                 f"tool calls get worse: {_share(kept[0])}, {_share(kept[-1])}; their {APART:.1%} intervals do not meet"
             )
             return GateResult(name=name, outcome="failed", text=text)
-    return GateResult(name=name, outcome="not judged" if target is None else "passed", text=said)
+    if target is None:
+        return GateResult(name=name, outcome="not judged", text=f"{said}; no target was given to hold them against")
+    return GateResult(name=name, outcome="passed", text=said)
 
 
 def _share(part: CallShare) -> str:
@@ -303,16 +305,21 @@ def _throughput(series: Series, gates: Gates) -> GateResult:
             return GateResult(name=name, outcome="not judged", text="the server tells no decode rate")
         return GateResult(name=name, outcome="inconclusive", text=text)
     recent = series.recent_retention(WARM_UP, max(RECENT, series.period))
-    if recent is not None and recent[0] < COLLAPSED:
+    if recent is not None and recent.high < COLLAPSED:
         text = (
-            f"the decode rate has collapsed: {recent[0]:.0%} of the early rate is left in the last turns"
-            f" ({recent[1]:.1f} to {recent[2]:.1f} tokens/s)"
+            f"the decode rate has collapsed: {recent.share:.0%} of the early rate is left in the last turns"
+            f" ({recent.early:.1f} to {recent.late:.1f} tokens/s)"
         )
         return GateResult(name=name, outcome="failed", text=text)
-    share, early, late = found
-    said = f"{share:.0%} of the early decode rate is left ({early:.1f} to {late:.1f} tokens/s)"
-    if share < gates.retention:
+    said = (
+        f"{found.share:.0%} of the early decode rate is left ({found.early:.1f} to {found.late:.1f} tokens/s; 98 %"
+        f" between {found.low:.0%} and {found.high:.0%})"
+    )
+    if found.high < gates.retention:
         return GateResult(name=name, outcome="failed", text=f"{said}, less than {gates.retention:.0%}")
+    if found.low < gates.retention:
+        text = f"{said}: the rate moves so much here that it may and may not be less than {gates.retention:.0%}"
+        return GateResult(name=name, outcome="inconclusive", text=text)
     return GateResult(name=name, outcome="passed", text=said)
 
 
@@ -340,14 +347,15 @@ def _answers(series: Series, losses: list[LossLine]) -> GateResult:
     name = "answers"
     memory = next((loss for loss in losses if loss.memory), None)
     if memory is not None:
-        text = f"the server ran out of memory in turn {memory.number}: {_line(memory.error)}"
+        text = f"the server ran out of memory in {memory.place}: {_line(memory.error)}"
         return GateResult(name=name, outcome="failed", text=text)
+    errors = sum(series.errors.values())
     if losses:
         times = f"{len(losses)} times" if len(losses) > 1 else "once"
-        first = f"first in turn {losses[0].number}: {_line(losses[0].error)}"
-        text = f"the server was lost or did not answer in time {times}, {first}"
+        first = f"first in {losses[0].place}: {_line(losses[0].error)}"
+        also = f"{errors} of {series.turns} turns have no answer besides; " if errors else ""
+        text = f"{also}the server was lost or did not answer in time {times}, {first}"
         return GateResult(name=name, outcome="inconclusive", text=text)
-    errors = sum(series.errors.values())
     if not series.turns:
         return GateResult(name=name, outcome="inconclusive", text="no turn was answered")
     if errors > MOST_ERRORS * series.turns:

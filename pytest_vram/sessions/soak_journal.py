@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 import os
+import stat
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +24,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from pytest_vram.errors import BadInput, VramError
+from pytest_vram.sessions.soak_lines import JSON, LOGFMT
 from pytest_vram.sessions.soak_lock import FolderLock
 from pytest_vram.sessions.turns import Turn
 from pytest_vram.text import printable
@@ -31,6 +34,8 @@ FILE_NAME = "soak.jsonl"
 MANIFEST = "manifest.json"
 #: No line is longer: a turn with its figures is some thousand bytes.
 LONGEST_LINE = 16 << 20
+#: Tokens or calls of one turn above which a line was made up.
+_MOST_COUNTED = 1 << 40
 #: `{"crc":"` … `",` around eight digits.
 _BEFORE, _AFTER, _REST = 8, 16, 18
 
@@ -78,13 +83,22 @@ class SegmentLine(_Line, frozen=True, kw_only=True, tag="segment", omit_defaults
 
 
 class LossLine(_Line, frozen=True, kw_only=True, tag="loss", omit_defaults=True):
-    """A server died, or an answer did not come, in a turn that is asked again. :ivar memory: it ran out of it."""
+    """A server died, or an answer did not come, in a turn that is asked again.
+
+    :ivar memory: it ran out of it. :ivar warm_up: it was before the turn, in its start or its warm-up.
+    """
 
     number: int
     segment: int
     error: str
     memory: bool = False
+    warm_up: bool = False
     at: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where it was, in words."""
+        return f"the warm-up before turn {self.number}" if self.warm_up else f"turn {self.number}"
 
 
 class SessionLine(_Line, frozen=True, kw_only=True, tag="session", omit_defaults=True):
@@ -141,6 +155,7 @@ def exists(folder: Path) -> bool:
 def read_manifest(folder: Path) -> Manifest:
     """:raises BadInput: it cannot be read, is none, or is of another version."""
     path = folder / MANIFEST
+    _refuse_pipe(path)
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except OSError as error:
@@ -160,6 +175,7 @@ def read(folder: Path, told: Callable[[TurnLine], None] = lambda line: None) -> 
     """
     path = folder / FILE_NAME
     found = Contents()
+    _refuse_pipe(path)
     try:
         with path.open("rb") as stream:
             for line in _lines(stream, path, found):
@@ -169,6 +185,26 @@ def read(folder: Path, told: Callable[[TurnLine], None] = lambda line: None) -> 
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from None
     return found
+
+
+def _refuse_pipe(path: Path) -> None:
+    """Refuse what is no file: a pipe would be waited for without end. What is not there is no matter of this."""
+    with contextlib.suppress(OSError):
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise BadInput(f"{path} cannot be read: it is no file; a soak has one there")
+
+
+def refuse_lost(folder: Path, contents: Contents) -> None:
+    """:raises BadInput: there is a log of turns, and no turn in the journal: what was committed is lost."""
+    if contents.lines:
+        return
+    for name in (LOGFMT, JSON):
+        with contextlib.suppress(OSError):
+            if (folder / name).stat().st_size:
+                raise BadInput(
+                    f"{folder} has the log of a soak and no turns of it: {FILE_NAME} was removed or emptied, and the"
+                    " soak cannot go on; begin a new one in another folder"
+                )
 
 
 def _lines(stream: BinaryIO, path: Path, found: Contents) -> Iterator[Line]:
@@ -200,6 +236,9 @@ def _take(line: Line, found: Contents, path: Path, told: Callable[[TurnLine], No
         case TurnLine():
             if line.turn.number != found.turns + 1:
                 raise _damaged(path, line.n, f"has turn {line.turn.number}, and turn {found.turns + 1} comes next")
+            wrong = _wrong(line, found)
+            if wrong:
+                raise _damaged(path, line.n, wrong)
             found.turns = line.turn.number
             found.spent = line.spent
             told(line)
@@ -215,6 +254,21 @@ def _take(line: Line, found: Contents, path: Path, told: Callable[[TurnLine], No
         case EndLine():
             pass
     found.end = line if isinstance(line, EndLine) else None
+
+
+def _wrong(line: TurnLine, found: Contents) -> str:
+    """What no soak writes of a turn; ""."""
+    turn = line.turn
+    counts = (turn.tokens_in, turn.tokens_out, turn.context, turn.context_size, turn.calls, turn.calls_right)
+    if any(count is not None and not 0 <= count <= _MOST_COUNTED for count in (*counts, turn.repeated)):
+        return "counts what no turn has"
+    if turn.calls_right is not None and turn.calls_right > (turn.calls or 0):
+        return f"has {turn.calls_right} right calls of {turn.calls or 0}"
+    if not (math.isfinite(line.spent) and line.spent >= found.spent):
+        return f"has a time of {line.spent:g} s behind one of {found.spent:g} s"
+    if found.segment and turn.segment != found.segment:
+        return f"has segment {turn.segment} within segment {found.segment}"
+    return ""
 
 
 def _damaged(path: Path, number: int, what: str) -> BadInput:
@@ -281,6 +335,7 @@ class SoakJournal:
                 if differing:
                     raise BadInput(refusal(folder, differing))
                 contents = read(folder, told)
+                refuse_lost(folder, contents)
             else:
                 manifest = Manifest(name=name, fingerprint=wanted, created=now())
                 _write_manifest(folder, manifest)
@@ -297,6 +352,8 @@ class SoakJournal:
         :raises DiskTrouble: it is not there, and nothing of it is left in the journal.
         """
         size, count = self._committed
+        if not self._in_place():
+            raise DiskTrouble(f"{self.folder / FILE_NAME} was removed, moved or replaced while the soak ran")
         data = encode(msgspec.structs.replace(line, n=count + 1))
         if len(data) > LONGEST_LINE:
             raise DiskTrouble(f"a line of {len(data):,} bytes is too long for the journal of a soak")
@@ -320,6 +377,14 @@ class SoakJournal:
         elif isinstance(line, SessionLine):
             self.contents.sessions.append(line)
         self.contents.end = line if isinstance(line, EndLine) else None
+
+    def _in_place(self) -> bool:
+        """Whether what is written to is what will be found there: a file that was removed takes lines all the same."""
+        try:
+            held, there = os.fstat(self._fd), os.stat(self.folder / FILE_NAME)
+        except OSError:
+            return False
+        return os.path.samestat(held, there)
 
     def close(self) -> None:
         """Close the file and let others in. Calling it twice is fine."""

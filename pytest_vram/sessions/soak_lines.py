@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
@@ -42,6 +43,8 @@ class StructuredLog:
         self._files: list[TextIO] = []
         for name in (LOGFMT, JSON):
             try:
+                if (folder / name).exists() and not stat.S_ISREG((folder / name).stat().st_mode):
+                    raise OSError(f"{name} is no file")  # a pipe would be waited for without end
                 self._files.append((folder / name).open("a", encoding="utf-8", errors="backslashreplace"))
             except OSError:
                 self.lost += 1
@@ -108,7 +111,7 @@ class StructuredLog:
                 "idle": verdict.kind if verdict is not None else None,
             },
         )
-        if turn.calls is not None:
+        if turn.calls is not None and turn.result == "ok":  # as the gate counts them
             self.write(
                 "agent.tool",
                 turn.at,

@@ -8,15 +8,17 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Mapping
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
 
 from pytest_vram.readings import Measured, Reading, Unmeasurable, larger
+from pytest_vram.sessions.soak_rates import log_error
 from pytest_vram.sessions.turns import Turn
 from pytest_vram.spec import Limits
 
-#: Rows of the turn table that are kept: the first, the last, and those with the highest peaks.
-FIRST, LAST, WORST = 5, 10, 5
+#: Rows of the turn table that are kept: the first, the last, the highest peaks, and the first without an answer.
+FIRST, LAST, WORST, UNANSWERED = 5, 10, 5, 10
 #: Names of defects, of conversations and of reasons that are told apart; others are "other".
 MOST_NAMES = 64
 #: Quarters of the turns, and of the context's fill.
@@ -74,6 +76,20 @@ class CallShare(msgspec.Struct, frozen=True, kw_only=True):
     judged: int
 
 
+class Retained(NamedTuple):
+    """Decode rate late over early.
+
+    :ivar share: between ``low`` and ``high`` with 98 % confidence, over what else moves this machine's rate.
+    :ivar early: tokens/s, and ``late``.
+    """
+
+    share: float
+    low: float
+    high: float
+    early: float
+    late: float
+
+
 class Series:
     """Folds turns in, one by one, in the order of their numbers.
 
@@ -113,6 +129,7 @@ class Series:
         self.first: list[Turn] = []
         self.last: deque[Turn] = deque(maxlen=LAST)
         self.worst: list[Turn] = []
+        self.unanswered: list[Turn] = []
         self._segment: int | None = None
         self._tokens = 0
 
@@ -153,6 +170,8 @@ class Series:
         self.right.append(turn.calls_right if judged and turn.calls_right is not None else 0)
         full = turn.context / turn.context_size if turn.context is not None and turn.context_size else math.nan
         self.fill.append(full)
+        if turn.result != "ok":  # half a turn: what it asked before it broke off is no call of those that are counted
+            return
         for kind in turn.kinds:
             _count(self.kinds, kind)
         self.repeated += turn.repeated
@@ -188,6 +207,8 @@ class Series:
                 self.unclear += 1
 
     def _keep(self, turn: Turn) -> None:
+        if turn.result != "ok" and len(self.unanswered) < UNANSWERED:
+            self.unanswered.append(turn)
         if len(self.first) < FIRST:
             self.first.append(turn)
             return
@@ -200,8 +221,8 @@ class Series:
     # ------------------------------------------------------------ what is read from it
 
     def table(self) -> list[Turn]:
-        """The rows that are kept: the first, the worst and the last turns, in their order, each once."""
-        rows = {turn.number: turn for turn in (*self.first, *self.worst, *self.last)}
+        """The rows that are kept, in their order, each once: first, last, worst, and without an answer."""
+        rows = {turn.number: turn for turn in (*self.first, *self.worst, *self.unanswered, *self.last)}
         return [rows[number] for number in sorted(rows)]
 
     def rate_by_turn(self) -> list[CallShare]:
@@ -232,8 +253,8 @@ class Series:
             if calls
         ]
 
-    def retention(self, warm_up: int, least: int = 8) -> tuple[float, float, float] | None:
-        """Decode rate late over early: (share, tokens/s early, tokens/s late).
+    def retention(self, warm_up: int, least: int = 8) -> Retained | None:
+        """Decode rate late over early.
 
         Turns of one phase are compared with each other, since longer prompts decode more slowly: of the turns after the
         warm-up the first and the last quarter, whole periods each. ``None`` where that is fewer than ``least`` turns
@@ -241,13 +262,11 @@ class Series:
         """
         return self._retained(warm_up, self.turns, least)
 
-    def recent_retention(self, warm_up: int, window: int) -> tuple[float, float, float] | None:
+    def recent_retention(self, warm_up: int, window: int) -> Retained | None:
         """The same of the last ``window`` turns beside the first quarter after the warm-up."""
         return self._retained(warm_up, window, 8, recent=True)
 
-    def _retained(
-        self, warm_up: int, window: int, least: int, *, recent: bool = False
-    ) -> tuple[float, float, float] | None:
+    def _retained(self, warm_up: int, window: int, least: int, *, recent: bool = False) -> Retained | None:
         count = self.turns - warm_up
         quarter = max(self.period, count // 4 // self.period * self.period)
         late = window if recent else quarter
@@ -263,7 +282,9 @@ class Series:
         enough = min(sum(map(len, before.values())), sum(map(len, after.values()))) >= least
         if not shares or not enough:
             return None
-        return median(shares), median(early), median(later)
+        error = log_error(self.rates, period=self.period, begin=warm_up, early=quarter, late=late)
+        share = median(shares)
+        return Retained(share, share * math.exp(-error), share * math.exp(error), median(early), median(later))
 
     def _by_phase(self, begin: int, end: int) -> Mapping[int, list[float]]:
         found: dict[int, list[float]] = {}

@@ -106,15 +106,16 @@ def test_vram_soak_goes_on_after_a_kill_and_after_the_death_of_its_server(projec
     assert found["losses"][0]["error"].splitlines()[0] in answers["text"]
 
 
-def test_ctrl_c_keeps_everything_and_says_how_to_go_on(project: Path) -> None:
-    """Exit code 130; no server is left, and the lock is free."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_keep_everything_and_say_how_to_go_on(project: Path, number: int, code: int) -> None:
+    """Exit codes 130 and 143; no server is left, and the lock is free."""
     process = subprocess.Popen(
         [*VRAM, "500turns", "--vram-device=cpu", "--dir", "soak"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     wait_for(process, 5)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, b"")
+    assert (process.returncode, out) == (code, b"")
     assert b"go on with: vram soak 500turns" in err
     assert b"--resume --dir" in err
     assert b"Traceback" not in err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     [
         (("12",), "'12' is not the amount of a soak: write 300turns, 8h or 20m"),
         (("3turns", "--hours", "2"), "AMOUNT and --hours are two amounts of one soak: write one"),
+        (("-1h",), "'-1h' is not the amount of a soak: write 300turns, 8h or 20m"),
         (("--turns", "0"), "'0turns' is not the amount of a soak"),
         (("--hours", "many"), "'manyh' is not the amount of a soak"),
         (("3turns", "--backend", "other"), "'other' is not in the spec file"),
@@ -65,8 +67,11 @@ def test_a_soak_leaves_a_report_a_log_and_a_journal_that_can_be_made_longer(cli:
     code, out, err = cli("4turns", "--budget", "2GB")
     assert code == 3
     assert "soak agent: INCONCLUSIVE: after 4 turns" in out
-    assert "A pass holds for these conversations" in out
+    assert "A pass holds for these conversations" not in out  # it is none
+    assert "no target was given to hold them against" in " ".join(out.split())
     assert "turn=4/4" in err
+    assert "fewer than 120 turns decide nothing about idle memory and throughput" in err
+    assert "warming up with the longest prompt before turn 1" in err
     folder = Path(".vram/soaks/agent/1")
     assert (folder / "report.txt").read_text(encoding="utf-8").startswith("soak agent: INCONCLUSIVE")
     rows = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -81,12 +86,25 @@ def test_a_soak_leaves_a_report_a_log_and_a_journal_that_can_be_made_longer(cli:
     code, _, err = cli("6turns", "--budget", "3GB", "--resume")
     assert code == 2
     assert "gates.limit.each was 2000000000 and is 3000000000" in err
+    assert "soak of agent:" not in err  # nothing was begun
     code, out, err = cli("6turns", "--budget", "2GB", "--resume", "--json", "--quiet")
     assert code == 3
     document = json.loads(out)
     jsonschema.validate(document, schemas()["soak.json"])
     assert (document["turn_count"], document["segment_count"], document["processes"]) == (6, 2, 2)
     assert [turn["number"] for turn in document["turns"]] == [1, 2, 3, 4, 5, 6]
+
+    journal = folder / "soak.jsonl"
+    os.truncate(journal, journal.stat().st_size - 20)  # the line of its end, which a kill has torn
+    for _ in range(2):
+        code, out, err = cli("6turns", "--budget", "2GB", "--resume", "--quiet")
+        assert code == 3
+        assert "nothing is left to do: a larger amount makes it longer" in err
+        assert "without its end was dropped from the journal" in " ".join(out.split())
+    journal.unlink()
+    code, _, err = cli("6turns", "--budget", "2GB", "--resume")
+    assert code == 2
+    assert "soak.jsonl was removed or emptied" in err
 
 
 def test_a_peak_over_the_budget_fails(cli: Cli) -> None:

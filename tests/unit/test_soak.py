@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
+import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_vram.errors import RequestFailed
 from pytest_vram.readings import Unmeasurable
+from pytest_vram.report.soaks import document, lines
 from pytest_vram.sessions import soak_journal
-from pytest_vram.sessions.soak import Soak
-from pytest_vram.sessions.soak_gates import Gates
+from pytest_vram.sessions.soak import Began, Soak
+from pytest_vram.sessions.soak_gates import Gates, judge
+from pytest_vram.sessions.soak_series import Series
 from pytest_vram.sessions.turns import Turn
 from pytest_vram.spec import Amount, Limits
 from pytest_vram.units import MIB
-from tests.unit.soak_kit import ManualClock, ScriptedTalker, a_turn, reading, soaking, turns
+from tests.unit.soak_kit import PERIOD, ManualClock, ScriptedTalker, a_turn, reading, soaking, turns
 
 
 @pytest.fixture(autouse=True)
@@ -129,6 +135,92 @@ def test_speed_that_collapses_stops_and_speed_that_fades_fails(tmp_path: Path) -
     assert ended(soaking(tmp_path / "b", fading, turns(300))) == ("amount", "failed")
     steady = ScriptedTalker(lambda number: a_turn(number, rate=30 if number > 8 else 5))
     assert ended(soaking(tmp_path / "c", steady, turns(300))) == ("amount", "passed")
+
+
+def test_a_rate_that_wanders_with_the_machine_is_no_loss_of_throughput(tmp_path: Path) -> None:
+    """Noise that lasts for many turns, and no trend: of fifty such soaks hardly one fails, and a fade still does."""
+    found: Counter[str] = Counter()
+    for seed in range(50):
+        chance, state, wander = random.Random(seed), 0.0, []
+        for _ in range(150):
+            state = 0.9 * state + chance.gauss(0, 0.2 * math.sqrt(1 - 0.81))
+            wander.append(30 * math.exp(state))
+        series = Series(period=PERIOD)
+        for number, rate in enumerate(wander, start=1):
+            series.add(a_turn(number, rate=rate), 2.0 * number)
+        found[next(one.outcome for one in judge(series, Gates(), []).gates if one.name == "throughput")] += 1
+    assert found["failed"] <= 1, found
+    assert found["inconclusive"] > 10, found
+    noisy = random.Random(1)
+    fading = ScriptedTalker(lambda number: a_turn(number, rate=(30 - number / 20) * math.exp(noisy.gauss(0, 0.05))))
+    outcome, text = gate(soaking(tmp_path, fading, turns(300)), "throughput")
+    assert outcome == "failed"
+    assert "98 % between" in text
+
+
+def test_turns_without_an_answer_are_counted_beside_losses_and_shown(tmp_path: Path) -> None:
+    """A warm-up that fails is called one; a turn that failed is in the table, and counts no call."""
+
+    def failing(number: int) -> Turn:
+        broken = {"result": "error", "error": "timed out", "calls": 1, "calls_right": 0, "kinds": ["no_call"]}
+        return a_turn(number, **(broken if number in (40, 60) else {}))
+
+    class Cold(ScriptedTalker):
+        def begin(self, number: int, segment: int) -> Began:
+            if not self.tried:
+                self.tried = True
+                raise RequestFailed("no answer within 30 s")
+            return super().begin(number, segment)
+
+        tried = False
+
+    said: list[str] = []
+    soak = soaking(tmp_path, Cold(failing), turns(130), told=said.append)
+    outcome, text = gate(soak, "answers")
+    assert outcome == "inconclusive"
+    assert "2 of 130 turns have no answer besides" in text
+    assert "once, first in the warm-up before turn 1: no answer within 30 s" in text
+    assert said[:2] == [
+        "warming up with the longest prompt before turn 1",
+        "the warm-up before turn 1: no answer within 30 s",
+    ]
+    assert {40, 60} <= {turn.number for turn in soak.series.table()}
+    assert not soak.series.kinds
+    assert gate(soak, "tool calls")[1].startswith("128 of 128 tool calls right")
+
+
+def test_a_journal_that_is_removed_stops_the_soak(tmp_path: Path) -> None:
+    """What is written to a removed file is lost: the soak does not go on for a night without one."""
+    for name in ("removed", "moved"):
+        folder = tmp_path / name
+
+        def away(number: int, folder: Path = folder) -> None:
+            if number == 50 and folder.name == "removed":
+                (folder / "soak.jsonl").unlink()
+            elif number == 50:
+                folder.rename(tmp_path / "elsewhere")
+
+        talker = ScriptedTalker(before=away)
+        soak = soaking(folder, talker, turns(150))
+        end = soak.run()
+        soak.journal.close()
+        assert end.reason == "disk"
+        assert "soak.jsonl was removed, moved or replaced while the soak ran" in end.text
+        assert soak.verdict(end).outcome == "inconclusive"
+        assert talker.asked[-1] == 50
+    assert soak_journal.read(tmp_path / "elsewhere").turns == 49
+
+
+def test_only_a_pass_says_what_a_pass_does_not_prove(tmp_path: Path) -> None:
+    """The report of one does, in its last lines; one that is open has no pass to speak of."""
+    for name, count, outcome in (("a", 130, "PASSED"), ("b", 20, "INCONCLUSIVE")):
+        soak = soaking(tmp_path / name, ScriptedTalker(), turns(count))
+        end = soak.run()
+        soak.journal.close()
+        said = lines(document(soak.journal, soak.series, soak.verdict(end), end, amount=soak.amount.text))
+        assert said[0].startswith(f"soak nightly: {outcome}")
+        assert any(line.startswith("A pass holds for these conversations") for line in said) == (outcome == "PASSED")
+        assert max(map(len, said)) <= 80
 
 
 def test_tool_calls_are_judged_by_turn_and_by_fill(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from pytest_vram.errors import BadInput
 from pytest_vram.sessions import soak_journal
 from pytest_vram.sessions.soak_gates import Gates, judge
 from pytest_vram.sessions.soak_journal import FILE_NAME, SegmentLine, SoakJournal, TurnLine, encode, read
+from pytest_vram.sessions.soak_lines import StructuredLog
 from pytest_vram.sessions.soak_series import Series
 from pytest_vram.spec import Limits
 from tests.unit.soak_kit import FINGERPRINT, PERIOD, a_turn
@@ -71,6 +74,46 @@ def test_any_other_damage_is_refused_by_its_line(tmp_path: Path) -> None:
     path.write_bytes(b"\0" * 5000 + b"\n")
     with pytest.raises(BadInput, match="line 1 is no line of a soak"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "spent"),
+    [
+        ({"tokens_in": 10**30}, 10.0),
+        ({"tokens_in": -5}, 10.0),
+        ({"calls_right": 7}, 10.0),
+        ({"segment": 9}, 10.0),
+        ({}, 1e400),
+        ({}, -1.0),
+    ],
+)
+def test_a_line_that_no_soak_writes_is_damage(tmp_path: Path, fields: dict[str, int], spent: float) -> None:
+    """A checksum can be made for any line: figures that cannot be are refused, and are no figures of a verdict."""
+    begun(tmp_path)
+    line = encode(TurnLine(n=7, turn=a_turn(6), spent=12345.0))
+    body = json.loads(b"{" + line[18:])
+    body["turn"] |= fields
+    text = json.dumps(body).replace("12345.0", "1e400" if spent > 1e300 else str(spent)).encode()[1:]
+    with (tmp_path / FILE_NAME).open("ab") as stream:
+        stream.write(b'{"crc":"%08x",' % zlib.crc32(text) + text + b"\n")
+    with pytest.raises(BadInput, match="line 7 "):
+        read(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+@pytest.mark.parametrize("name", [FILE_NAME, "manifest.json", "log.jsonl"])
+def test_a_pipe_in_the_folder_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    """It would be, without end: a journal and a manifest are refused, and a log is done without."""
+    begun(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    if name == "log.jsonl":
+        log = StructuredLog(tmp_path)
+        log.close()
+        assert log.lost == 1
+        return
+    with pytest.raises(BadInput, match="it is no file"):
+        SoakJournal.open(tmp_path, FINGERPRINT, name="nightly")
 
 
 def test_another_configuration_is_refused_by_what_differs(tmp_path: Path) -> None:
