@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pytest_vram.errors import RequestFailed
-from pytest_vram.windows.messages import Count, MessageWindow, counted_by_text
+from pytest_vram.windows.messages import Additive, MessageWindow, counted_by_text
 
 #: Characters of a token where a server has no tokenizer to ask; few, so that the count errs on the large side.
 CHARACTERS_OF_TOKEN = 3
@@ -32,6 +32,14 @@ class Counter:
         """Tokens of messages and tools."""
         return self._count(messages, tools) + self.beyond
 
+    def of_message(self, message: Mapping[str, Any]) -> int:
+        """Tokens of one message."""
+        return self._count.of_message(message)
+
+    def beside(self, tools: Sequence[Mapping[str, Any]]) -> int:
+        """Tokens of the tools and of what a template adds."""
+        return self._count.beside(tools) + self.beyond
+
     def learn(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], tokens: int | None
     ) -> None:
@@ -40,7 +48,7 @@ class Counter:
             self.beyond = max(self.beyond, tokens - self._count(messages, tools))
 
 
-def _counter(tokenize: Callable[[str], Sequence[int]] | None) -> Count:
+def _counter(tokenize: Callable[[str], Sequence[int]] | None) -> Additive:
     if tokenize is not None:
         try:
             tokenize("a")
@@ -65,7 +73,7 @@ class History:
         opening: Sequence[Mapping[str, Any]],
         *,
         limit: int | None,
-        count: Count | None,
+        count: Counter | None,
         tools: Sequence[Mapping[str, Any]] = (),
         summary: str = "",
     ) -> None:

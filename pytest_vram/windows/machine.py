@@ -16,8 +16,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from pytest_vram.errors import BadInput
 from pytest_vram.windows.leaving import Part, Unit, last_said, units
-from pytest_vram.windows.protocol import PINNED, Piece, WindowFull
+from pytest_vram.windows.protocol import PINNED, Piece, Window, WindowFull
 
 if TYPE_CHECKING:
     from pytest_vram.windows.protocol import Kind
@@ -29,7 +30,7 @@ _SHOWN = 40
 def run(spec: WindowSpec) -> None:
     """Run the machine on a spec's windows.
 
-    :raises AssertionError: an invariant does not hold; the message names it and lists the steps.
+    :raises Broken: an invariant does not hold; the message names it and lists the steps.
     """
     longest = max(1, spec.longest)
 
@@ -83,11 +84,16 @@ def run(spec: WindowSpec) -> None:
             deadline=None,
             suppress_health_check=list(HealthCheck),
             print_blob=False,
+            report_multiple_bugs=False,
             # Conversations of all specs would share their place in the database.
             database=None,
             phases=[Phase.explicit, Phase.generate, *([Phase.shrink] if spec.shrink else [])],
         ),
     )
+
+
+class Broken(AssertionError):
+    """An invariant does not hold; the message is for a person."""
 
 
 class Conversation(RuleBasedStateMachine):
@@ -102,7 +108,13 @@ class Conversation(RuleBasedStateMachine):
 
     def start(self, spec: WindowSpec) -> None:
         self.spec = spec
-        self.window = spec.make_window()
+        made: object = spec.make_window()
+        if not isinstance(made, Window):
+            raise BadInput(
+                f"make_window of {type(spec).__name__} gave a {type(made).__name__}, not a Window: derive your class "
+                "from pytest_vram.windows.Window or CachedWindow."
+            )
+        self.window = made
         self.began = True
 
     def teardown(self) -> None:
@@ -268,7 +280,7 @@ class Conversation(RuleBasedStateMachine):
         first = max(0, len(self.asked) - _SHOWN)
         steps = "\n".join(f"  {place + 1:3}. {step}" for place, step in enumerate(self.asked) if place >= first)
         earlier = f"  ({first} earlier)\n" if first else ""
-        raise AssertionError(f'invariant "{name}" is broken ({INVARIANTS[name]}): {text}\nsteps:\n{earlier}{steps}')
+        raise Broken(f'invariant "{name}" is broken ({INVARIANTS[name]}): {text}\nsteps:\n{earlier}{steps}')
 
 
 def _stays(unit: Unit, last: Unit | None, keep: int | None) -> bool:
@@ -295,7 +307,8 @@ def _without(before: list[Piece], after: list[Piece]) -> list[Piece]:
 
 def _named(piece: Piece) -> str:
     about = f" asking for {', '.join(piece.calls)}" if piece.calls else f" of {piece.answers}" if piece.answers else ""
-    return f"{piece.kind} {piece.number}{about} ({len(piece.tokens)} tokens)"
+    plural = "" if len(piece.tokens) == 1 else "s"
+    return f"{piece.kind} {piece.number}{about} ({len(piece.tokens)} token{plural})"
 
 
 def _names(pieces: list[Piece]) -> str:

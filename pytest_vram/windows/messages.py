@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -18,6 +18,19 @@ _SYSTEM = ("system", "developer")
 _RESULT = ("tool", "function")
 
 
+@runtime_checkable
+class Additive(Protocol):
+    """A :data:`Count` that is a sum: a window asks it for each message once, and not for all of them at each step."""
+
+    def __call__(self, messages: Sequence[Message], tools: Sequence[Message]) -> int: ...
+
+    def of_message(self, message: Message) -> int:
+        """Tokens of one message."""
+
+    def beside(self, tools: Sequence[Message]) -> int:
+        """Tokens of the tools and of what stands around all messages."""
+
+
 class Templated(Protocol):
     """A client of a server that renders its chat template and tokenizes: ``vram_client`` with llama-server."""
 
@@ -26,7 +39,7 @@ class Templated(Protocol):
     def tokenize(self, text: str) -> Sequence[int]: ...
 
 
-def counted_by_text(tokenize: Callable[[str], Sequence[Any]], *, per_message: int = 8) -> Count:
+def counted_by_text(tokenize: Callable[[str], Sequence[Any]], *, per_message: int = 8) -> Additive:
     """Count by the text of messages and the JSON of calls and tools, plus what a template adds around each message.
 
     Not exact: a template writes calls and tools in its own form. ``per_message`` should err on the large side. Pictures
@@ -34,23 +47,38 @@ def counted_by_text(tokenize: Callable[[str], Sequence[Any]], *, per_message: in
 
     :param tokenize: text → tokens, such as ``vram_client.tokenize``. :param per_message: tokens around each message.
     """
+    return _ByText(tokenize, per_message)
 
-    known: dict[str, int] = {}
 
-    def length(text: str) -> int:
-        if text not in known:
-            if len(known) >= 4096:
-                known.clear()
-            known[text] = len(tokenize(text))
-        return known[text]
+class _ByText:
+    """A count that is a sum over messages: what was counted once is not counted again with each message."""
 
-    def count(messages: Sequence[Message], tools: Sequence[Message]) -> int:
-        total = per_message  # the opening of the answer
-        for message in messages:
-            total += per_message + length(_text(message))
-        return total + (length(_json(list(tools))) if tools else 0)
+    def __init__(self, tokenize: Callable[[str], Sequence[Any]], per_message: int) -> None:
+        self._tokenize = tokenize
+        self._per_message = per_message
+        self._known: dict[str, int] = {}
 
-    return count
+    def __call__(self, messages: Sequence[Message], tools: Sequence[Message]) -> int:
+        return self.beside(tools) + sum(map(self.of_message, messages))
+
+    def of_message(self, message: Message) -> int:
+        return self._per_message + self._length(_text(message))
+
+    def beside(self, tools: Sequence[Message]) -> int:
+        opening = self._per_message  # of the answer
+        return opening + (self._length(_json(list(tools))) if tools else 0)
+
+    def _length(self, text: str) -> int:
+        if text not in self._known:
+            tokens: object = self._tokenize(text)
+            if not isinstance(tokens, Sized):
+                raise BadInput(
+                    f"The tokenizer of counted_by_text gave {_short(tokens)}: it must give a list of tokens."
+                )
+            if len(self._known) >= 4096:
+                self._known.clear()
+            self._known[text] = len(tokens)
+        return self._known[text]
 
 
 def counted_by_template(client: Templated) -> Count:
@@ -144,6 +172,9 @@ class MessageWindow:
 
     def evict(self, to: int) -> list[dict[str, Any]]:
         """Let the oldest leave until at most ``to`` tokens are held or only what must stay is left; gives what left."""
+        given: object = to  # tests are rarely type-checked
+        if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+            raise BadInput(f"evict takes the number of tokens that may stay, 0 or more; {_short(given)} is none.")
         kept, _ = self._shrunk(self._held, self._summary, None, to)
         return self._keep(kept, self._summary)
 
@@ -151,6 +182,7 @@ class MessageWindow:
         role = _role(message)
         if role is None:
             raise BadInput(f"A message is an object with a role; {_short(message)} is none.")
+        _check_calls(message)
         calls = _calls(message)
         leading = role in _SYSTEM and all(held.role in _SYSTEM for held in self._held)
         answers = None
@@ -162,7 +194,9 @@ class MessageWindow:
                     "assistant's message with its tool_calls first."
                 )
         part = Part(pinned=pinned or leading, calls=calls, answers=answers, user=role == "user", aside=role in _SYSTEM)
-        return _Held(message=dict(message), role=role, part=part)
+        own = dict(message)
+        tokens = self._count.of_message(own) if isinstance(self._count, Additive) else 0
+        return _Held(message=own, role=role, part=part, tokens=tokens)
 
     def _fit(self, held: list[_Held], summary: str | None, keep: int | None) -> list[_Held]:
         kept, tokens = self._shrunk(held, summary, keep, self.limit)
@@ -195,11 +229,23 @@ class MessageWindow:
         return bool(rest) and not rest[0].user and any(unit.user for unit in rest)
 
     def _counted(self, held: list[_Held], summary: str | None) -> int:
-        return self._count(_rendered(held, summary, self._heading), self.tools)
+        if isinstance(self._count, Additive):
+            counted = self._count.beside(self.tools) + sum(one.tokens for one in held)
+            if summary is not None:
+                place, message, replaces = _with_summary(held, summary, self._heading)
+                counted += self._count.of_message(message) - (held[place].tokens if replaces else 0)
+        else:
+            counted = self._count(_rendered(held, summary, self._heading), self.tools)
+        found: object = counted
+        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+            raise BadInput(
+                f"The count of MessageWindow gave {_short(found)}: it must give a number of tokens, 0 or more."
+            )
+        return found
 
     def _keep(self, kept: list[_Held], summary: str | None) -> list[dict[str, Any]]:
         staying = {id(one) for one in kept}
-        gone = [dict(one.message) for one in self._held if id(one) not in staying]
+        gone = [] if kept is self._held else [dict(one.message) for one in self._held if id(one) not in staying]
         self._held, self._summary = list(kept), summary
         return gone
 
@@ -208,23 +254,37 @@ class _Held(msgspec.Struct, frozen=True):
     message: dict[str, Any]
     role: str
     part: Part
+    tokens: int = 0
 
 
 def _rendered(held: Sequence[_Held], summary: str | None, heading: str) -> list[dict[str, Any]]:
-    """The messages with the summary in the last leading system message that is text, or in one of its own.
-
-    Many templates take one system message, and only at the start.
-    """
+    """The messages, the summary among them."""
     messages = [dict(one.message) for one in held]
-    if summary is None:
-        return messages
+    if summary is not None:
+        place, message, replaces = _with_summary(held, summary, heading)
+        messages[place : place + replaces] = [message]
+    return messages
+
+
+def _with_summary(held: Sequence[_Held], summary: str, heading: str) -> tuple[int, dict[str, Any], bool]:
+    """The message that has the summary, its place, and whether it stands for the one that is there.
+
+    That is the last leading system message if it is text: many templates take one system message, and only at the
+    start. Else it is one of its own.
+    """
     text = f"{heading}\n{summary}"
     leading = next((place for place, one in enumerate(held) if one.role not in _SYSTEM), len(held))
-    if leading and isinstance(messages[leading - 1].get("content"), str):
-        messages[leading - 1]["content"] += f"\n\n{text}"
-    else:
-        messages.insert(leading, {"role": "system", "content": text})
-    return messages
+    if leading and isinstance(held[leading - 1].message.get("content"), str):
+        last = held[leading - 1].message
+        return leading - 1, {**last, "content": f"{last['content']}\n\n{text}"}, True
+    return leading, {"role": "system", "content": text}, False
+
+
+def _check_calls(message: Message) -> None:
+    """:raises BadInput: tool calls that are none, whose results could not be told to be theirs."""
+    found = message.get("tool_calls")
+    if found is not None and not (isinstance(found, list | tuple) and all(isinstance(one, Mapping) for one in found)):
+        raise BadInput(f"The tool_calls of a message are a list of objects; {_short(found)} is none.")
 
 
 def _role(message: object) -> str | None:
@@ -235,7 +295,7 @@ def _role(message: object) -> str | None:
 def _calls(message: Message) -> tuple[str, ...]:
     """Ids of the calls that an assistant's message asks for; the old single function call counts by its name."""
     found = message.get("tool_calls")
-    calls = [call for call in found if isinstance(call, Mapping)] if isinstance(found, list) else []
+    calls = [call for call in found if isinstance(call, Mapping)] if isinstance(found, list | tuple) else []
     names = [str(call.get("id") or f"(call {place})") for place, call in enumerate(calls)]
     old = message.get("function_call")
     if isinstance(old, Mapping):

@@ -32,7 +32,7 @@ class TestTightWindow(WindowSpec):
 class TestMessageWindow(WindowSpec):
     """The message window, in at least 5000 steps."""
 
-    max_examples = 180
+    max_examples = 220
 
     def make_window(self) -> Window:
         return OverMessages(64)
@@ -218,3 +218,41 @@ def test_planted_bugs_are_found(name: str, window: Callable[[int], Window], limi
     assert text.startswith(f'invariant "{name}" is broken ({INVARIANTS[name]}): ')
     # Of a long conversation only the last steps are shown.
     assert re.search(r"\nsteps:\n(  \(\d+ earlier\)|    1\. append system 0)", text)
+
+
+def test_a_class_without_a_window_fails_and_says_why(pytester: pytest.Pytester) -> None:
+    """A misspelt or missing ``make_window`` is a failed test and not one that is never collected; what it gives must be
+    a window; a broken invariant is told without the frames of Hypothesis."""
+    pytester.makepyfile(
+        """
+        from pytest_vram.windows import CachedWindow, WindowSpec
+
+        class TestTypo(WindowSpec):
+            def make_windows(self): ...
+
+        class TestNothing(WindowSpec): ...
+
+        class TestOther(WindowSpec):
+            def make_window(self): return []
+
+        class Silent(CachedWindow):
+            def _extend(self, tokens): ...
+            def _remove(self, start, stop, behind): ...
+            def cells(self): return []
+
+        class TestSilent(WindowSpec):
+            def make_window(self): return Silent(limit=20)
+        """
+    )
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(failed=4)
+    result.stdout.fnmatch_lines(
+        [
+            "E *TestTypo has no method make_window(self) ('make_windows' is not called): write one*",
+            "E *TestNothing has no method make_window(self): write one*",
+            "E *make_window of TestOther gave a list, not a Window: derive*",
+            'E *invariant "cells" is broken*',
+        ]
+    )
+    silent = result.stdout.str().partition("_ TestSilent")[2]
+    assert "run_state_machine" not in silent.partition("short test summary")[0]

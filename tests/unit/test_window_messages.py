@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -72,3 +72,62 @@ def test_the_servers_template_counts() -> None:
     window = MessageWindow(4, count=counted_by_template(Server()))
     window.extend([say("user", "a b"), say("user", "c d")])
     assert window.messages == [say("user", "c d")]
+
+
+def test_each_message_is_counted_once() -> None:
+    """A long conversation does not tokenize, nor even look at, all its messages again with each new one."""
+    asked: list[str] = []
+
+    def split(text: str) -> list[str]:
+        asked.append(text)
+        return text.split()
+
+    count = counted_by_text(split, per_message=1)
+    looked: list[Mapping[str, Any]] = []
+    of_message = count.of_message
+
+    def look(message: Mapping[str, Any]) -> int:
+        looked.append(message)
+        return of_message(message)
+
+    count.of_message = look  # type: ignore[method-assign]
+    window = MessageWindow(100_000, count=count, tools=[say("tool", "x")])
+    window.append(say("system", "be brief"))
+    window.pin_summary("all is well")
+    for number in range(300):
+        window.append(say("user", f"line {number}"))
+    assert len(asked) == len(set(asked)) == 303  # the tools, and the system prompt with the summary and without it
+    assert len([message for message in looked if message["role"] == "user"]) == 300
+    whole = count(window.messages, window.tools)
+    assert window.count == whole
+    assert len(window.evict(200)) > 200
+    assert window.count == count(window.messages, window.tools) <= 200
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        (lambda window: window.evict(None), "evict takes the number of tokens that may stay"),
+        (lambda window: window.evict(-1), "0 or more; -1 is none"),
+        (lambda window: window.append(say("assistant", "x", tool_calls="xx")), "tool_calls of a message are a list"),
+        (lambda window: window.append(say("assistant", "x", tool_calls=[None])), "tool_calls of a message are a list"),
+        (
+            lambda window: MessageWindow(9, count=cast(Any, lambda *_: float("nan"))).count,
+            "The count of MessageWindow gave nan",
+        ),
+        (lambda window: MessageWindow(9, count=lambda *_: -1).count, "The count of MessageWindow gave -1"),
+        (
+            lambda window: MessageWindow(9, count=counted_by_text(cast(Any, lambda text: None))).append(
+                say("user", "x")
+            ),
+            "The tokenizer of counted_by_text gave None",
+        ),
+    ],
+)
+def test_what_is_no_number_or_no_call_is_told(does: Any, said: str) -> None:
+    """One sentence instead of a TypeError from inside, and nothing has changed."""
+    window = MessageWindow(50, count=words)
+    window.append(say("user", "one"))
+    with pytest.raises(BadInput, match=said):
+        does(window)
+    assert window.messages == [say("user", "one")]
