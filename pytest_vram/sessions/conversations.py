@@ -20,6 +20,7 @@ import hashlib
 import importlib.resources
 import json
 import os
+import re
 from collections.abc import Iterable
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -35,7 +36,7 @@ from pytest_vram.toolcalls.lines import case_of
 from pytest_vram.toolcalls.places import unoffered
 from pytest_vram.toolcalls.strictly import decoded
 from pytest_vram.toolcalls.toolbox import Toolbox
-from pytest_vram.toolcalls.wanted import list_of, object_of, optional, text_of
+from pytest_vram.toolcalls.wanted import list_of, meant, object_of, optional, text_of
 
 LENGTHS = ("short", "medium", "long")
 SUFFIX = ".json"
@@ -48,6 +49,8 @@ MOST_OUTPUT = 1 << 20
 _KEYS = ("name", "description", "language", "system", "summary", "tools", "turns")
 _TURN = ("user", "length", "output_cap", "expect", "results", "answer")
 _TEXT = ("text", "lines", "count", "after")
+#: What looks like the number of a line and is none.
+_PLACEHOLDER = re.compile(r"\{(?!n\})[A-Za-z]\}")
 _FILE = 'a conversation is one JSON object with "name", "system", "tools" and "turns"'
 
 Length = Literal["short", "medium", "long"]
@@ -311,15 +314,19 @@ def _turn(value: Any, where: str, offered: list[Any], tools: Toolbox) -> tuple[S
     names = [tool.name for tool in case.tools]
     for number, call in enumerate(case.expect):
         if call.name not in names:
-            raise BadInput(printable(f"{where}: expect[{number}].name: {unoffered(call.name, names)}"))
+            said = unoffered(call.name, names).replace("the case's tools", "the conversation's tools")
+            raise BadInput(printable(f"{where}: expect[{number}].name: {said}"))
+        _check_arguments(
+            call, next(tool for tool in case.tools if tool.name == call.name), f"{where}: expect[{number}]"
+        )
     results = [
         _text(one, f"{where}.results[{number}]", empty=True)
         for number, one in enumerate(list_of(optional(fields, "results", []), f"{where}.results", "texts"))
     ]
     if len(results) != len(case.expect):
         raise BadInput(
-            f"{where} has {len(case.expect)} calls in `expect` and {len(results)} texts in `results`: each call has one"
-            " result, in the same order"
+            f"{where}: `expect` has {len(case.expect)} and `results` {len(results)}: each call has one result, in the"
+            " same order"
         )
     length = optional(fields, "length", "short")
     if length not in LENGTHS:
@@ -335,6 +342,24 @@ def _turn(value: Any, where: str, offered: list[Any], tools: Toolbox) -> tuple[S
         ),
         case.tools,
     )
+
+
+def _check_arguments(call: ExpectedCall, tool: Tool, where: str) -> None:
+    """:raises BadInput: an argument that the tool does not have: no call could ever be right."""
+    schema = tool.parameters
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or schema.get("additionalProperties") or schema.get("patternProperties"):
+        return
+    for name in call.arguments:
+        if name not in properties:
+            near = meant(name, properties)
+            hint = f" (did you mean {near!r}?)" if near else ""
+            raise BadInput(
+                printable(
+                    f"{where}.arguments: {call.name} has no argument {name!r:.60}{hint}: it has "
+                    f"{', '.join(list(properties)[:8]) or 'none'}"
+                )
+            )
 
 
 def _whole(value: Any, where: str, most: int) -> int:
@@ -353,6 +378,9 @@ def _text(value: Any, where: str, *, empty: bool = False) -> str:
         if not templates:
             raise BadInput(printable(f"{where}.lines is empty: give the lines that are repeated"))
         lines = [text_of(one, f"{where}.lines[{number}]", empty=True) for number, one in enumerate(templates)]
+        wrong = next((one[0] for line in lines if (one := _PLACEHOLDER.search(line))), None)
+        if wrong is not None:
+            raise BadInput(f"{where}.lines has {wrong}, which is no placeholder: the number of a line is {{n}}")
         count = _whole(fields.get("count"), f"{where}.count", MOST_LINES)
         if count * max(map(len, lines)) > LONGEST_TEXT:
             raise BadInput(printable(f"{where} has more than {LONGEST_TEXT >> 20} MiB: give fewer or shorter lines"))

@@ -110,7 +110,7 @@ class Session:
         self.conversations = (conversations,) if isinstance(conversations, Conversation) else tuple(conversations)
         if not self.conversations:
             raise BadInput("a session needs a conversation: name one, or give a JSON file")
-        _check(settle, context)
+        _check(settle, context, {"carry": carry, "summary": summary, "forced": forced})
         self.spec = spec if spec is not None else backend.spec
         self.carry, self.settle, self.segment = carry, settle, segment
         self.turns: list[Turn] = []
@@ -388,9 +388,16 @@ class Session:
     def __iter__(self) -> Iterator[Turn]:
         return iter(self.turns)
 
+    def __str__(self) -> str:
+        return "\n".join(self.table())
+
     def __repr__(self) -> str:
         names = ", ".join(one.name for one in self.conversations)
-        return f"<session {names} on {self.backend.name}: {len(self.turns)} turns, segment {self.segment}>"
+        return f"<session {names} on {self.backend.name}: {_turns(len(self.turns))}, segment {self.segment}>"
+
+
+def _turns(count: int) -> str:
+    return f"{count} turn{'s' if count != 1 else ''}"
 
 
 class _Said:
@@ -471,9 +478,12 @@ def _renamed(results: list[dict[str, Any]], own: Mapping[str, Any] | None) -> li
     return found
 
 
-def _check(settle: object, context: object) -> None:
+def _check(settle: object, context: object, switches: Mapping[str, object]) -> None:
     """:raises BadInput: values that cannot be used; tests are rarely type-checked."""
     if isinstance(settle, bool) or not isinstance(settle, int | float) or not 0 <= settle <= 600:
         raise BadInput(f"settle={settle!r} of a session: write a number of seconds from 0 to 600")
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise BadInput(f"{name}={value!r:.60} of a session: write True or False")
     if context is not None and (isinstance(context, bool) or not isinstance(context, int) or context < 1):
         raise BadInput(f"context={context!r} of a session: write a number of tokens, 1 or more")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Sequence
 
@@ -10,8 +11,12 @@ from pytest_vram.sessions.turns import Turn
 from pytest_vram.text import printable
 from pytest_vram.units import MIB
 
-#: Rows of a table: of more turns the first, the last, and those with the highest idle memory and peak are shown.
+#: Rows of a table: of more turns the first, the last, those with the highest idle memory and peak, and those that
+#: failed (:data:`MOST_FAILED` of them) are shown.
 MOST = 60
+MOST_FAILED = 20
+#: Errors that are told in full.
+MOST_ERRORS = 4
 _HEAD = (
     f"{'turn':>5} {'in':>6} {'cap':>5} {'out':>5} {'peak':>9} {'idle':>9} {'time':>7} {'tok/s':>6} {'calls':>6}  events"
 )
@@ -37,7 +42,8 @@ def lines(turns: Sequence[Turn], *, width: int = 80, unmeasured: str | None = No
         last = 0
         for index in chosen:
             if index > last:
-                found.append(f"{'…':>5} {index - last} turns are not shown")
+                gap = index - last
+                found.append(f"{'…':>5} {gap} turn{'s are' if gap > 1 else ' is'} not shown")
             found += _row(turns[index], label, width)
             last = index + 1
     remarks = []
@@ -47,7 +53,9 @@ def lines(turns: Sequence[Turn], *, width: int = 80, unmeasured: str | None = No
         remarks.append(f"peak and idle were not measured: {unmeasured or 'no device is measured'}.")
     remarks += _remarks(turns)
     for remark in remarks:
-        found += textwrap.wrap(printable(remark), width, break_long_words=False, break_on_hyphens=False)
+        found += textwrap.wrap(
+            printable(remark), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
     return found
 
 
@@ -58,7 +66,8 @@ def _chosen(turns: Sequence[Turn], label: str) -> list[int]:
     ends = {*range(half), *range(len(turns) - half, len(turns))}
     rest = sorted(range(half, len(turns) - half), key=lambda index: -_upper(turns[index].peak.get(label)))
     high = sorted(range(half, len(turns) - half), key=lambda index: -_upper(turns[index].idle.get(label)))
-    return sorted(ends | set(rest[: half // 2]) | set(high[: half - half // 2]))
+    failed = [index for index, turn in enumerate(turns) if turn.result != "ok"]
+    return sorted(ends | set(rest[: half // 2]) | set(high[: half - half // 2]) | set(failed[:MOST_FAILED]))
 
 
 def _row(turn: Turn, label: str, width: int) -> list[str]:
@@ -102,9 +111,12 @@ def _remarks(turns: Sequence[Turn]) -> list[str]:
     )
     if sources:
         remarks.append(f"sources: {', '.join(sources)}.")
-    failed = next((turn for turn in turns if turn.error), None)
-    if failed is not None:
-        remarks.append(f"turn {failed.number}: {failed.error}")
+    failed = [turn for turn in turns if turn.result != "ok" or turn.error]
+    remarks += [f"turn {turn.number}: {turn.error}" for turn in failed[:MOST_ERRORS] if turn.error]
+    if len(failed) > MOST_ERRORS:
+        remarks.append(f"{len(failed)} turns failed; these were the first {MOST_ERRORS}.")
+    if any(turn.result == "error" and later.segment == turn.segment for turn, later in itertools.pairwise(turns)):
+        remarks.append("after a request that failed the server may still work on it: the next turn is slower.")
     return remarks
 
 

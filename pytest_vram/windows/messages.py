@@ -208,11 +208,12 @@ class MessageWindow:
         return kept
 
     def _shrunk(self, held: list[_Held], summary: str | None, keep: int | None, to: int) -> tuple[list[_Held], int]:
-        parts = [one.part for one in held]
-        may_leave = leaving(parts, keep=keep)
-        gone: list[int] = []
         kept = held
         tokens = self._counted(kept, summary)
+        if tokens <= to:
+            return kept, tokens
+        may_leave = leaving([one.part for one in held], keep=keep)
+        gone: list[int] = []
         while tokens > to or (gone and self._user_first and self._headless(kept)):
             unit = next(may_leave, None)
             if unit is None:

@@ -118,7 +118,7 @@ def test_a_file_of_ones_own_is_read(tmp_path: Path) -> None:
     assert found.turns[0].user == "Look:\n1 a\n2 b\n3 a\nend"
     assert [tool.name for tool in found.tools] == ["service_status"]
     assert load("mine.json", base=tmp_path).digest == found.digest
-    own = {"tools": {"service_status": {"description": "own", "parameters": {"type": "object", "properties": {}}}}}
+    own = {"tools": {"service_status": {"description": "own", "parameters": {"type": "object"}}}}
     (tmp_path / "tools.json").write_text(json.dumps(own), encoding="utf-8")
     assert load(path).tools[0].description == "own"
 
@@ -141,9 +141,14 @@ def test_a_file_of_ones_own_is_read(tmp_path: Path) -> None:
         (changed(length="tiny"), "write one of short, medium, long"),
         (changed(output_cap=0), "output_cap is 0"),
         (changed(output_cap=True), "output_cap is True"),
-        (changed(results=[]), "1 calls in `expect` and 0 texts in `results`"),
+        (changed(results=[]), "`expect` has 1 and `results` 0: each call has one result"),
         (changed(expect=[{"name": "service_stat"}]), "did you mean 'service_status'?"),
         (changed(expect=[{"name": "service_status", "arguments": {"host": "web-3"}}]), "is not a list"),
+        (
+            changed(expect=[{"name": "service_status", "arguments": {"hots": ["x"]}}]),
+            "service_status has no argument 'hots' (did you mean 'host'?)",
+        ),
+        (changed(user={"lines": ["{n} ok", "{m} hit"], "count": 2}), "lines has {m}, which is no placeholder"),
         (changed(user={"lines": [], "count": 1}), "lines is empty"),
         (changed(user={"lines": ["x" * 1000], "count": 20_000}), "more than 4 MiB"),
         (changed(user={"lines": ["x"], "count": 10**9}), "count is 1000000000"),
@@ -244,7 +249,18 @@ def test_a_resumed_session_asks_what_the_first_one_would_have() -> None:
         ]
 
 
-@pytest.mark.parametrize("bad", [{"settle": -1}, {"settle": "2"}, {"context": 0}, {"context": True}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"settle": -1},
+        {"settle": "2"},
+        {"context": 0},
+        {"context": True},
+        {"carry": 1},
+        {"summary": "x"},
+        {"forced": None},
+    ],
+)
 def test_arguments_of_a_session_are_checked(bad: dict[str, Any]) -> None:
     """Values that cannot be used are told before anything is asked."""
     with pytest.raises(BadInput):
@@ -269,6 +285,15 @@ def test_the_table_keeps_to_its_width_and_says_what_is_missing() -> None:
     assert any("are not shown" in line for line in table.lines(many))
     assert table.lines([]) == ["no turn was taken"]
     hostile = Turn(number=1, conversation="x", cycle=1, phase=0, events=["\x1b[2J"], error="\x1b]0;x")
+    many[50_000] = msgspec.structs.replace(many[50_000], result="error", error="timed out\nafter " + "30 s " * 30)
+    shown = table.lines(many)
+    assert any(line.startswith("50001 ") for line in shown)
+    assert any("request failed" in line for line in shown)
+    (place,) = [place for place, line in enumerate(shown) if line.startswith("turn 50001: timed out")]
+    assert shown[place + 1].startswith("  ")
+    assert "the next turn is slower" in " ".join(" ".join(shown).split())
+    assert str(session) == "\n".join(lines)
+    assert repr(Session(Scripted(), SHIPPED[0])).endswith("0 turns, segment 1>")
     assert "\x1b" not in "".join(table.lines([hostile], unmeasured=NoGauge("no device").reason))
 
 
