@@ -38,43 +38,50 @@ def run(spec: WindowSpec) -> None:
         @initialize(system=st.integers(1, max(1, spec.system)), tools=st.integers(0, max(0, spec.system // 2)))
         def begin(self, system: int, tools: int) -> None:
             self.start(spec)
-            self.take("system", system)
-            if tools:
-                self.take("tools", tools)
+            with self.told():
+                self.take("system", system)
+                if tools:
+                    self.take("tools", tools)
 
         @rule(size=st.integers(1, longest), user=st.booleans())
         def say(self, size: int, user: bool) -> None:
-            self.take("user" if user else "assistant", size)
+            with self.told():
+                self.take("user" if user else "assistant", size)
 
         # The later ids repeat, as those of servers that number the calls of each reply anew.
         @rule(size=st.integers(1, longest), count=st.integers(1, 3), again=st.booleans())
         def call(self, size: int, count: int, again: bool) -> None:
-            self.take(
-                "call", size, calls=tuple(f"c{place if again else self.number + place}" for place in range(count))
-            )
+            calls = tuple(f"c{place if again else self.number + place}" for place in range(count))
+            with self.told():
+                self.take("call", size, calls=calls)
 
         @precondition(lambda self: self.awaited())
         @rule(size=st.integers(1, longest), which=st.integers(0, 2))
         def answer(self, size: int, which: int) -> None:
             awaited = self.awaited()
-            self.take("result", size, answers=awaited[which % len(awaited)])
+            with self.told():
+                self.take("result", size, answers=awaited[which % len(awaited)])
 
         @rule(size=st.integers(1, longest))
         def summarise(self, size: int) -> None:
-            self.take("summary", size)
+            with self.told():
+                self.take("summary", size)
 
         @rule(share=st.floats(0, 1))
         def evict(self, share: float) -> None:
-            self.evict_to(int(share * self.window.limit))
+            with self.told():
+                self.evict_to(int(share * self.window.limit))
 
         @rule()
         def decode(self) -> None:
-            self.check_decoding()
+            with self.told():
+                self.check_decoding()
 
         @invariant()
         def holds(self) -> None:
             if self.began:
-                self.check()
+                with self.told():
+                    self.check()
 
     run_state_machine_as_test(
         WindowMachine,
@@ -274,13 +281,32 @@ class Conversation(RuleBasedStateMachine):
         self.asked.append(step)
         type(self.spec).steps_done += 1
 
-    def broken(self, name: str, text: str) -> NoReturn:
-        from pytest_vram.windows.spec import INVARIANTS
+    def told(self) -> _Told:
+        """What the window raises inside of this has the steps that led to it."""
+        return _Told(self)
 
+    def steps(self) -> str:
         first = max(0, len(self.asked) - _SHOWN)
         steps = "\n".join(f"  {place + 1:3}. {step}" for place, step in enumerate(self.asked) if place >= first)
         earlier = f"  ({first} earlier)\n" if first else ""
-        raise Broken(f'invariant "{name}" is broken ({INVARIANTS[name]}): {text}\nsteps:\n{earlier}{steps}')
+        return f"steps:\n{earlier}{steps}"
+
+    def broken(self, name: str, text: str) -> NoReturn:
+        from pytest_vram.windows.spec import INVARIANTS
+
+        raise Broken(f'invariant "{name}" is broken ({INVARIANTS[name]}): {text}\n{self.steps()}')
+
+
+class _Told:
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, frames: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, Broken):
+            error.add_note(f"raised by the window; {self._conversation.steps()}")
 
 
 def _stays(unit: Unit, last: Unit | None, keep: int | None) -> bool:

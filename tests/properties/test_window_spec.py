@@ -222,7 +222,7 @@ def test_planted_bugs_are_found(name: str, window: Callable[[int], Window], limi
 
 def test_a_class_without_a_window_fails_and_says_why(pytester: pytest.Pytester) -> None:
     """A misspelt or missing ``make_window`` is a failed test and not one that is never collected; what it gives must be
-    a window; a broken invariant is told without the frames of Hypothesis."""
+    a window; a broken invariant is told without the frames of Hypothesis, what a window raises with the steps."""
     pytester.makepyfile(
         """
         from pytest_vram.windows import CachedWindow, WindowSpec
@@ -242,17 +242,27 @@ def test_a_class_without_a_window_fails_and_says_why(pytester: pytest.Pytester) 
 
         class TestSilent(WindowSpec):
             def make_window(self): return Silent(limit=20)
+
+        class Raises(Silent):
+            def append(self, piece):
+                raise KeyError(piece.number)
+
+        class TestRaises(WindowSpec):
+            def make_window(self): return Raises(limit=20)
         """
     )
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
-    result.assert_outcomes(failed=4)
+    result.assert_outcomes(failed=5)
     result.stdout.fnmatch_lines(
         [
             "E *TestTypo has no method make_window(self) ('make_windows' is not called): write one*",
             "E *TestNothing has no method make_window(self): write one*",
             "E *make_window of TestOther gave a list, not a Window: derive*",
             'E *invariant "cells" is broken*',
+            "E *KeyError: 0",
+            "E *raised by the window; steps:",
+            "E *1. append system 0 (1 token)",
         ]
     )
-    silent = result.stdout.str().partition("_ TestSilent")[2]
-    assert "run_state_machine" not in silent.partition("short test summary")[0]
+    silent = result.stdout.str().partition("_ TestSilent")[2].partition("_ TestRaises")[0]
+    assert "run_state_machine" not in silent
