@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pytest_vram.bootlog.boot import Failure
+from pytest_vram.checks.idle_layers import CAP_WORDS
 from pytest_vram.errors import BadInput, VramError
 from pytest_vram.readings import Reading
 from pytest_vram.report import soaks
@@ -27,7 +28,7 @@ from pytest_vram.sessions.soak_series import Series
 from pytest_vram.sessions.turns import Turn
 from pytest_vram.spec import Amount, BackendSpec, as_table
 from pytest_vram.toolcalls import fingerprints
-from pytest_vram.units import MIB
+from pytest_vram.units import MIB, with_mib
 
 if TYPE_CHECKING:
     from pytest_vram.backends.pool import RunningBackend
@@ -258,6 +259,10 @@ def run_soak(run: Run, wanted: Wanted, told: Callable[[str], None]) -> tuple[Soa
             told(f"{journal.contents.turns:,} turns are committed; {soak.going_on}")
         end = soak.run()
         notes = [f"{log.lost} lines of the structured log could not be written"] if log.lost else []
+        notes += [
+            f"{CAP_WORDS.get(name, name)} may fill {with_mib(size)} of memory here: so much growth is no leak"
+            for name, size in wanted.gates.caps.items()
+        ]
         found = soaks.document(journal, series, soak.verdict(end), end, amount=wanted.amount.text, notes=notes)
         trouble = soaks.save(found, wanted.folder)
         if trouble is not None:

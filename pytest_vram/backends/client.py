@@ -563,7 +563,7 @@ def _timeout(target: Target, what: str) -> RequestTimeout:
     log = f"; its log is {target.log}" if target.log else ""
     return RequestTimeout(
         f"backend {target.name!r} did not answer {what} within {target.timeout:g} s"
-        f" (request_timeout of [backend.{target.name}]){log}"
+        f" (request_timeout of [backend.{target.name}]): raise it where the server is at work and only slow{log}"
     )
 
 
