@@ -1,0 +1,44 @@
+"""A soak on a real llama-server whose prompt cache is on: host memory that it fills up to its cap is no leak."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pytest_vram.backends import store
+from pytest_vram.cli import main
+from pytest_vram.report.soaks import REPORT, TEXT
+
+pytestmark = pytest.mark.engine
+WORDS = ("alpha", "bravo", "delta", "metal", "river", "stone", "cloud", "amber")
+CAP, PROMPTS, TURNS = 4, 6, 60
+
+
+def test_a_prompt_cache_that_fills_is_named_and_is_no_leak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every turn asks another prompt, so that the server keeps the one before: its memory rises to the cap and stays."""
+    monkeypatch.chdir(tmp_path)
+    model = store.find_model()
+    assert model is not None, "run `vram demo` once: it fetches the model"
+    options = f"ctx-size = 256, parallel = 1, device = 'none', cache-ram = {CAP}, ctx-checkpoints = 0"
+    Path("vram.toml").write_text(
+        f"default = 'agent'\n[backend.agent]\nengine = 'llama-server'\nmodel = '{model}'\noptions = {{ {options} }}\n",
+        encoding="utf-8",
+    )
+    chosen = []
+    for number in range(PROMPTS):
+        name = f"c{number}.json"
+        words = " ".join(WORDS[(number * 7 + place * place) % 8] for place in range(16))
+        turn = {"user": f"{WORDS[number % 8]} {number} {words}", "output_cap": 1, "answer": "Yes."}
+        Path(name).write_text(json.dumps({"name": f"c{number}", "turns": [turn]}), encoding="utf-8")
+        chosen += ["--conversation", name]
+    main(["soak", f"{TURNS}turns", "--vram-device=cpu", "--dir", "soak", "--quiet", *chosen])
+    found = json.loads(Path("soak", REPORT).read_text(encoding="utf-8"))
+    assert (found["reason"], found["turn_count"], found["loss_count"]) == ("amount", TURNS, 0)
+    idle = found["verdict"]["idle"]["host"]
+    assert idle["kind"] in ("flat", "warming", "step"), idle
+    assert found["verdict"]["outcome"] != "failed", found["verdict"]["text"]
+    assert found["fingerprint"]["gates"]["caps"] == {"prompt-cache": CAP << 20}
+    said = " ".join(Path("soak", TEXT).read_text(encoding="utf-8").split())
+    assert "llama.cpp's prompt cache (--cache-ram) may fill 4MiB of memory here" in said
