@@ -82,7 +82,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """A chat completion."""
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        tokens = TEMPLATE + sum(len(message["content"].split()) for message in request["messages"])
+        if "messages" not in request:
+            self.answer(404, {"error": {"message": "not found"}})
+            return
+        tokens = TEMPLATE + sum(len((message["content"] or "").split()) for message in request["messages"])
         if fault == "cuts":
             tokens = min(tokens, 1024)
         elif tokens > CONTEXT and fault != "endless":
