@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from pytest_vram.backends.client import Target, VramClient
 from pytest_vram.errors import BackendError
 from pytest_vram.specfile import read
 from pytest_vram.testing import backend_table, scripted_backend
-from pytest_vram.testing.scripted import Answerer, Script, serving
+from pytest_vram.testing.scripted import Answerer, Burst, Script, read_record, serving
 from pytest_vram.toolcalls import load
 from tests.unit import scripted_kit as kit
 
@@ -138,6 +139,49 @@ def test_what_it_holds_is_resident_until_it_is_idle() -> None:
         while backend.told()["held"]:
             assert time.monotonic() < deadline
         assert process.memory_info().rss - before < 12 * MIB
+
+
+def test_a_burst_is_held_while_one_answer_is_given_and_counted_over_servers(tmp_path: Path) -> None:
+    """It comes with the third request of these words, though that is another server's, and is gone with the answer."""
+    record = tmp_path / "record.jsonl"
+    script = Script(burst=Burst(size=64 * MIB, said="hel", after=2), record=str(record), latency=0.2)
+    grown = []
+    for words in (("hello", "other"), ("hello", "hello")):
+        with scripted_backend(script) as backend:
+            process, client = psutil.Process(backend.pid), client_of(backend.url)
+            idle = process.memory_info().rss
+            for word in words:
+                before, most = process.memory_info().rss, 0
+                with ThreadPoolExecutor(1) as pool:
+                    answer = pool.submit(client.chat, word)
+                    while not answer.done():
+                        most = max(most, process.memory_info().rss - before)
+                        time.sleep(0.002)
+                answer.result()
+                grown.append(most > 56 * MIB)
+            deadline = time.monotonic() + 30  # it is given back once the answer is out
+            while process.memory_info().rss - idle > 24 * MIB:
+                assert time.monotonic() < deadline
+    assert grown == [False, False, False, True]
+    lines = read_record(record)
+    assert [(line.said, line.before, line.role) for line in lines] == [
+        ("hello", 0, "user"),
+        ("other", 0, "user"),
+        ("hello", 1, "user"),
+        ("hello", 2, "user"),
+    ]
+    assert len({line.pid for line in lines}) == 2
+
+
+@pytest.mark.parametrize("text", ["{}", "nothing", '{"pid": "x"}'])
+def test_a_record_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
+    """The backend does not start upon it, and says which file it is."""
+    (tmp_path / "other.jsonl").write_text(text + "\n", encoding="utf-8")
+    with (
+        pytest.raises(BackendError, match=r"other\.jsonl, is none"),
+        scripted_backend(Script(record=str(tmp_path / "other.jsonl"))),
+    ):
+        pytest.fail("it started")
 
 
 def test_a_keeper_runs_it_from_a_table(rehearse: Callable[..., Any], tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pytest_vram.testing.scripted.answering import Answerer, answer
 from pytest_vram.testing.scripted.asking import ScriptedClient
 from pytest_vram.testing.scripted.process import ScriptedBackend, backend_table, scripted_backend
-from pytest_vram.testing.scripted.script import FAULTS, WRONG_KINDS, Fault, Script, read_script
+from pytest_vram.testing.scripted.recording import Asked, read_record
+from pytest_vram.testing.scripted.script import FAULTS, WRONG_KINDS, Burst, Fault, Script, read_script
 from pytest_vram.testing.scripted.serving import ScriptedServer, serving
 from pytest_vram.testing.scripted.shapes import ScriptedReply
 
@@ -13,6 +14,8 @@ __all__ = [
     "FAULTS",
     "WRONG_KINDS",
     "Answerer",
+    "Asked",
+    "Burst",
     "Fault",
     "Script",
     "ScriptedBackend",
@@ -21,6 +24,7 @@ __all__ = [
     "ScriptedServer",
     "answer",
     "backend_table",
+    "read_record",
     "read_script",
     "scripted_backend",
     "serving",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
+from pytest_vram.testing.scripted.recording import Asked
 from pytest_vram.testing.scripted.script import Script
 
 
@@ -30,11 +33,20 @@ class Holder:
             size = min(self._script.hold, self._script.hold_most - self.held)
             if size <= 0:
                 return
-            block = _block(size)
-            for at in range(0, size, mmap.PAGESIZE):
-                block[at] = 1  # a page that was never written is not resident
-            self._blocks.append(block)
+            self._blocks.append(_taken(size))
             self.held += size
+
+    @contextlib.contextmanager
+    def during(self, asked: Asked) -> Iterator[None]:
+        """Hold what this generation takes for itself, while it is answered."""
+        burst = self._script.burst
+        due = burst is not None and asked.role == "user" and asked.said.startswith(burst.said)
+        block = _taken(burst.size) if burst is not None and due and asked.before >= burst.after else None
+        try:
+            yield
+        finally:
+            if block is not None:
+                block.close()
 
     def release(self) -> None:
         """Give everything back."""
@@ -57,6 +69,13 @@ class Holder:
                 due = self._blocks and time.monotonic() - self._last >= idle
             if due:
                 self.release()
+
+
+def _taken(size: int) -> mmap.mmap:
+    block = _block(size)
+    for at in range(0, size, mmap.PAGESIZE):
+        block[at] = 1  # a page that was never written is not resident
+    return block
 
 
 def _block(size: int) -> mmap.mmap:

@@ -66,6 +66,19 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     size: int = 20_000_000
 
 
+class Burst(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Memory that is taken for one generation only, and given back with its answer.
+
+    :ivar size: bytes. :ivar said: only where the user's last words, which the last message has, begin so.
+    :ivar after: so many with the same words come before the first that takes it; counted over all servers that write
+        one ``record``.
+    """
+
+    size: int
+    said: str = ""
+    after: int = 0
+
+
 class Script(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a scripted backend does; the same script gives the same answers in any order and in any process.
 
@@ -81,6 +94,9 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     :ivar recall: share of the facts in its prompt that it uses where a recall check asks for them.
     :ivar hold: bytes that each generation takes and keeps, up to ``hold_most`` in all; given back after ``hold_idle``
         seconds without a generation, ``None``: never.
+    :ivar burst: memory that some generations take for themselves.
+    :ivar record: file to which a line for each generation is appended, by all servers of this script; see
+        :func:`read_record`.
     :ivar model: name that it answers with.
     """
 
@@ -100,6 +116,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hold: int = 0
     hold_most: int = 1 << 30
     hold_idle: float | None = None
+    burst: Burst | None = None
+    record: str | None = None
     model: str = "scripted"
 
     def __post_init__(self) -> None:
@@ -119,6 +137,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise BadInput(f"`latency` of a script is {self.latency!r}: it is a number of seconds, 0 or more")
         if self.hold < 0 or self.hold_most < 0:
             raise BadInput("`hold` and `hold_most` of a script are bytes, 0 or more")
+        if self.burst is not None and (self.burst.size <= 0 or self.burst.after < 0):
+            raise BadInput("`burst` of a script has a `size` above 0, in bytes, and an `after` of 0 or more")
 
 
 def _share(name: str, value: float) -> None:

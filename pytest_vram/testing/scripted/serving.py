@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from pytest_vram.testing.scripted import shapes
 from pytest_vram.testing.scripted.answering import Answerer
 from pytest_vram.testing.scripted.holding import Holder
+from pytest_vram.testing.scripted.recording import Record
 from pytest_vram.testing.scripted.shapes import ScriptedReply
 
 JSON, EVENTS = "application/json; charset=utf-8", "text/event-stream"
@@ -42,6 +43,7 @@ class ScriptedServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Handler)
         self.answerer = answerer
         self.holder = Holder(answerer.script)
+        self.record = Record(answerer.script.record, counting=answerer.script.burst is not None)
         self.written: dict[str, int] = {}
         self.seconds = 0.0
         self.talks = False
@@ -154,7 +156,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _timed(self, body: dict[str, Any], *, text: bool) -> None:
         start = time.perf_counter()
         try:
-            self._generated(body, text=text)
+            with self.server.holder.during(self.server.record.add(body)):
+                self._generated(body, text=text)
         finally:
             self.server.took(time.perf_counter() - start)
 
