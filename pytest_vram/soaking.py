@@ -24,6 +24,7 @@ from pytest_vram.sessions.soak import FINAL, Began, End, Soak
 from pytest_vram.sessions.soak_gates import LEAST_TURNS, Gates
 from pytest_vram.sessions.soak_journal import SoakJournal, TurnLine
 from pytest_vram.sessions.soak_lines import StructuredLog
+from pytest_vram.sessions.soak_lock import FolderLock
 from pytest_vram.sessions.soak_series import Series
 from pytest_vram.sessions.turns import Turn
 from pytest_vram.spec import Amount, BackendSpec, as_table
@@ -217,13 +218,18 @@ def newest(base: Path) -> tuple[Path, Path]:
 def to_go_on(base: Path) -> Path:
     """The folder of the newest soak in ``base`` that has not ended, else that of a new one.
 
+    One that was killed between its end and its report goes on, which asks nothing: what it found is still to be told,
+    and a new soak in its place would draw its outcome twice.
+
     :raises BadInput: its journal is damaged.
     """
     last, following = newest(base)
     if not journals.exists(last):
         return last
     end = journals.read(last).end
-    return following if end is not None and end.reason in ("amount", *FINAL) else last
+    if end is None or end.reason not in ("amount", *FINAL) or not soaks.told(last, end):
+        return last
+    return following
 
 
 # ---------------------------------------------------------------- running it
@@ -282,3 +288,4 @@ def _refuse_early(folder: Path, known: Mapping[str, Any]) -> None:
     if differing:
         raise BadInput(journals.refusal(folder, differing))
     journals.refuse_lost(folder, journals.read(folder))
+    FolderLock(folder).release()  # a second server beside that of a soak that runs would be in its figures

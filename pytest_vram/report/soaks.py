@@ -14,7 +14,7 @@ from pytest_vram.readings import Measured
 from pytest_vram.sessions import table
 from pytest_vram.sessions.soak import End
 from pytest_vram.sessions.soak_gates import SoakVerdict
-from pytest_vram.sessions.soak_journal import LossLine, SegmentLine, SessionLine, SoakJournal
+from pytest_vram.sessions.soak_journal import EndLine, LossLine, SegmentLine, SessionLine, SoakJournal
 from pytest_vram.sessions.soak_lines import duration
 from pytest_vram.sessions.soak_series import CallShare, Series
 from pytest_vram.sessions.turns import Turn
@@ -68,6 +68,12 @@ class SoakDocument(msgspec.Struct, frozen=True, kw_only=True):
     turns: list[Turn]
     notes: list[str] = []
     format: str = FORMAT
+
+
+class _Ended(msgspec.Struct, frozen=True):
+    """What of a report says which end it is of."""
+
+    ended: str
 
 
 def document(
@@ -164,6 +170,15 @@ def lines(found: SoakDocument, width: int = 80) -> list[str]:
 def one_line(found: SoakDocument) -> str:
     """For the summary of a run."""
     return f"{found.turn_count:,} turns of {found.amount}: {found.verdict.outcome}"
+
+
+def told(folder: Path, end: EndLine) -> bool:
+    """Whether the report in a folder is that of this end."""
+    try:
+        text = msgspec.json.decode((folder / REPORT).read_bytes(), type=_Ended).ended
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+    return text == end.text
 
 
 def save(found: SoakDocument, folder: Path) -> str | None:

@@ -150,16 +150,19 @@ class Soak:
     def run(self) -> End:
         """Ask turn after turn, until something ends it; what was committed is kept, whatever that is."""
         contents = self.journal.contents
-        if contents.end is not None and contents.end.reason in FINAL:
-            return End(reason=contents.end.reason, text=contents.end.text)
+        found = contents.end if contents.end is not None and contents.end.reason in FINAL else None
         try:
-            reached = self._reached()
+            reached = found is not None or self._reached()
             if contents.torn or not reached:
                 began = SessionLine(pid=os.getpid(), amount=self.amount.text, at=now(), dropped=contents.torn)
                 self.journal.commit(began)
             if contents.torn:
                 after = "" if reached else f": turn {contents.turns + 1} is asked anew"
                 self._told(f"a line of {contents.torn} bytes without its end was dropped from the journal{after}")
+            if found is not None:  # it stays the last word
+                if contents.torn:
+                    self.journal.commit(EndLine(reason=found.reason, text=found.text, at=now()))
+                return End(reason=found.reason, text=found.text)
             if reached:  # nothing is asked, so nothing is begun
                 return self._ended("amount", quiet=contents.end is not None)
             reason = ""

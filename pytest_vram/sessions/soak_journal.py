@@ -306,6 +306,8 @@ class SoakJournal:
         self._fd = fd
         #: Bytes and lines that are committed. They change in one step: a signal may come between any two.
         self._committed = (contents.size, contents.lines)
+        #: Whether the rest of a line is behind them: it stays until a line that says so is there in its place.
+        self._torn = contents.torn > 0
 
     @classmethod
     def open(
@@ -340,7 +342,7 @@ class SoakJournal:
                 manifest = Manifest(name=name, fingerprint=wanted, created=now())
                 _write_manifest(folder, manifest)
                 contents = Contents()
-            fd = _opened(folder / FILE_NAME, contents.size)
+            fd = _opened(folder / FILE_NAME)
         except BaseException:
             lock.release()
             raise
@@ -349,7 +351,8 @@ class SoakJournal:
     def commit(self, line: Line) -> None:
         """Bring one line to the disk; its number is set here.
 
-        :raises DiskTrouble: it is not there, and nothing of it is left in the journal.
+        :raises DiskTrouble: it is not there, and nothing of it is left in the journal, but for the rest of a line that
+            was found there and is not dropped unsaid.
         """
         size, count = self._committed
         if not self._in_place():
@@ -357,13 +360,19 @@ class SoakJournal:
         data = encode(msgspec.structs.replace(line, n=count + 1))
         if len(data) > LONGEST_LINE:
             raise DiskTrouble(f"a line of {len(data):,} bytes is too long for the journal of a soak")
+        torn, self._torn = self._torn, False
         try:
-            os.ftruncate(self._fd, size)  # of a line that an interrupt left uncommitted
-            _write_all(self._fd, data)
+            if not torn:
+                os.ftruncate(self._fd, size)  # of a line that an interrupt left uncommitted
+            _write_all(self._fd, size, data)
+            if torn:  # what was longer than this line has no end, wherever a kill comes
+                os.ftruncate(self._fd, size + len(data))
             os.fsync(self._fd)
         except OSError as error:
-            with contextlib.suppress(OSError):  # else the next reader drops it: it has no end
-                os.ftruncate(self._fd, size)
+            self._torn = torn
+            if not torn:
+                with contextlib.suppress(OSError):  # else the next reader drops it: it has no end
+                    os.ftruncate(self._fd, size)
             raise DiskTrouble(f"{self.folder / FILE_NAME}: {error.strerror or error}") from None
         self._committed = (size + len(data), count + 1)
         self.contents.lines = count + 1
@@ -394,15 +403,13 @@ class SoakJournal:
         self._lock.release()
 
 
-def _opened(path: Path, size: int) -> int:
-    """The journal, ready to be appended to, without what comes after its last whole line."""
+def _opened(path: Path) -> int:
+    """The journal, ready to be written to."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0), 0o644)
     except OSError as error:
         raise DiskTrouble(f"{path}: {error.strerror}") from None
     try:
-        os.ftruncate(fd, size)
-        os.lseek(fd, 0, os.SEEK_END)
         _sync_folder(path.parent)
     except OSError as error:
         os.close(fd)
@@ -410,8 +417,8 @@ def _opened(path: Path, size: int) -> int:
     return fd
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    os.lseek(fd, 0, os.SEEK_END)
+def _write_all(fd: int, at: int, data: bytes) -> None:
+    os.lseek(fd, at, os.SEEK_SET)
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
