@@ -68,6 +68,7 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
     backends = list({id(backend): backend for backend in attempt.backends.values()}.values())
     requests = [record for backend in backends for record in backend.take_requests()]
     findings: list[Finding] = list(attempt.earlier)
+    soak = attempt.soak.document if attempt.soak is not None else None
     if attempt.trouble:
         findings.append(
             Finding(
@@ -94,7 +95,9 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
         if backends and not run.predicted:
             ledger = combined(backend.explained for backend in backends).against(_totals(closed))
         findings.extend(
-            Finding(check="backend", verdict="error", section="backend", text=sentence) for sentence in closed.deaths
+            Finding(check="backend", verdict="error", section="backend", text=sentence)
+            for sentence in closed.deaths
+            if soak is None or not _soaked_on(soak, sentence)
         )
         found = _Estimated(run, attempt, closed, ledger)
         findings.extend(_memory(run, attempt, closed, ledger, found))
@@ -116,7 +119,6 @@ def judge(run: Run, attempt: Attempt, closed: Closed | None, *, seconds: float, 
     toolcalls = record_of(accuracy) if accuracy is not None else None
     if toolcalls is not None:
         findings.extend(finding_of(toolcalls))
-    soak = attempt.soak.document if attempt.soak is not None else None
     if soak is not None:
         findings.extend(finding_of_soak(soak))
     record = TestRecord(
@@ -195,6 +197,12 @@ def finding_of(record: ToolcallRecord) -> list[Finding]:
             check="toolcall_accuracy", verdict=outcome, section="tool calls", text=text, limit_from="@toolcall_accuracy"
         )
     ]
+
+
+def _soaked_on(found: SoakDocument, death: str) -> bool:
+    """Whether this death of a server is a loss that the soak has in its own verdict."""
+    first = death.partition("\n")[0]
+    return any(first in loss.error for loss in found.losses)
 
 
 def finding_of_soak(found: SoakDocument) -> list[Finding]:
