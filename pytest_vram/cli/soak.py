@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -31,6 +32,8 @@ from pytest_vram.units import parse_size
 
 #: What is run where no amount is given: enough for every gate, and a night's is for a night.
 DEFAULT = Amount(text=f"{LEAST_TURNS}turns", turns=LEAST_TURNS)
+#: Seconds after which another signal stops what the first one did not.
+AGAIN = 2.0
 _CODES = {"passed": HOLDS, "failed": FAILS, "inconclusive": INCONCLUSIVE}
 
 
@@ -163,7 +166,9 @@ def _share(text: str | None, name: str, most: float) -> float | None:
 
 @contextlib.contextmanager
 def _stoppable(stopped: list[int]) -> Iterator[None]:
-    """Let the signals that end a process end the soak as Ctrl-C does: committed, and with the command that goes on.
+    """Let the first signal that ends a process end the soak: committed, and with the command that goes on.
+
+    More of them at once are ignored: a second Ctrl-C would cut short what is written and who is ended.
 
     :param stopped: gets the number of the signal.
     """
@@ -172,12 +177,15 @@ def _stoppable(stopped: list[int]) -> Iterator[None]:
         return
 
     def stop(number: int, _: FrameType | None) -> None:
-        for one in before:
-            signal.signal(one, signal.SIG_IGN)  # the rest takes a moment, and once is enough
-        stopped.append(number)
-        raise KeyboardInterrupt
+        # The rest takes a moment, and once is enough; who asks again later means it, or met code that swallowed it.
+        if not stopped or time.monotonic() - asked[-1] > AGAIN:
+            stopped.append(number)
+            asked.append(time.monotonic())
+            raise KeyboardInterrupt
 
-    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    asked: list[float] = []
+
+    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
     # Who started this with SIGHUP ignored (nohup) wants it so.
     before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
     for number in before:
