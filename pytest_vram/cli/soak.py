@@ -18,8 +18,8 @@ import msgspec
 from pytest_vram import sessions, settings, soaking
 from pytest_vram.cli import deployment, project
 from pytest_vram.cli.output import FAILS, HOLDS, INCONCLUSIVE, INTERRUPTED, Answer, progress
-from pytest_vram.errors import BadInput, BadSize, KeeperError
-from pytest_vram.keeper.messages import Finish
+from pytest_vram.cli.runs import ending
+from pytest_vram.errors import BadInput, BadSize
 from pytest_vram.markers import share
 from pytest_vram.needs import Plan
 from pytest_vram.report import soaks
@@ -27,7 +27,6 @@ from pytest_vram.run import Run, new_identity, ways_on
 from pytest_vram.sessions import soak_journal as journals
 from pytest_vram.sessions.soak_gates import LEAST_TURNS, Gates
 from pytest_vram.spec import Amount
-from pytest_vram.summary import prune
 from pytest_vram.units import parse_size
 
 #: What is run where no amount is given: enough for every gate, and a night's is for a night.
@@ -89,7 +88,7 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
         if not (options.quiet and line.startswith("soak=")):
             progress(line)
 
-    with _stoppable(stopped), _ending(made):
+    with _stoppable(stopped), ending(made, "soak"):
         attempt = made.begin(f"soak: {spec.name}", Plan(takes_part=True, backend=spec.name), judged=True)
         try:
             document, end = soaking.run_soak(made, wanted, told)
@@ -195,21 +194,3 @@ def _stoppable(stopped: list[int]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _ending(made: Run) -> Iterator[None]:
-    """End the run in any case: an interrupt leaves no process."""
-    outcome = "interrupted"
-    try:
-        yield
-        outcome = "0"
-    finally:
-        if made.connected:
-            client = made.keeper()
-            try:
-                client.call(Finish(outcome=outcome), 30)
-            except KeeperError:
-                client.dismiss()
-            made.close()
-            prune(Path(made.identity.folder).parent, keep=Path(made.identity.folder))

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from pytest_vram.bootlog.boot import Boot
 from pytest_vram.cli import asked as asking
 from pytest_vram.cli import deployment, project
 from pytest_vram.cli.output import BAD_USE, FAILS, HOLDS, Answer, progress
+from pytest_vram.cli.runs import ending
 from pytest_vram.errors import BackendError, BadInput, BootFailed, KeeperError, KeeperLost
-from pytest_vram.keeper.messages import Closed, Finish, State, Status
+from pytest_vram.keeper.messages import Closed
 from pytest_vram.needs import Plan
 from pytest_vram.predicting import options_of
 from pytest_vram.report.measured import MeasuredPoint, MeasuredSweep, Way
@@ -34,7 +35,6 @@ from pytest_vram.sizing.llama_options import Given
 from pytest_vram.sizing.options import Era, LlamaOptions
 from pytest_vram.sizing.shape import ModelShape
 from pytest_vram.spec import BackendSpec
-from pytest_vram.summary import prune
 from pytest_vram.units import mib
 
 #: Seconds that one value may take, boot included.
@@ -291,7 +291,7 @@ def _measured(
 ) -> list[tuple[Value, MeasuredPoint]]:
     """A point for each value, in order; whatever ends this, the keeper ends everything that was started."""
     found: list[tuple[Value, MeasuredPoint]] = []
-    with _ending(made):
+    with ending(made, "sweep"):
         for number, value in enumerate(values, 1):
             name = f"{value.text}{f' ({value.way})' if value.way else ''}"
             progress(f"{number} of {len(values)}: {name}")
@@ -301,27 +301,6 @@ def _measured(
             found.append((value, _one(made, spec, value, name, seconds)))
             progress(f"  {_in_short(found[-1][1])}")
     return found
-
-
-@contextlib.contextmanager
-def _ending(made: Run) -> Iterator[None]:
-    """End the run in any case: an interrupt in the middle of a boot leaves no process."""
-    outcome = "interrupted"
-    try:
-        yield
-        outcome = "0"
-    finally:
-        if made.connected:
-            client = made.keeper()
-            try:
-                state = client.call(Status(), 10)
-                if isinstance(state, State) and state.journal_trouble:
-                    progress(f"vram sweep: the journal is incomplete: {state.journal_trouble}")
-                client.call(Finish(outcome=outcome), 30)
-            except KeeperError:
-                client.dismiss()
-            made.close()
-            prune(Path(made.identity.folder).parent, keep=Path(made.identity.folder))
 
 
 def _one(made: Run, spec: BackendSpec, value: Value, name: str, seconds: float) -> MeasuredPoint:

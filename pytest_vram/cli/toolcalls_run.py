@@ -21,8 +21,8 @@ from pytest_vram.backends.addresses import root_of
 from pytest_vram.backends.client import Target, VramClient
 from pytest_vram.cli import deployment, project
 from pytest_vram.cli.output import FAILS, HOLDS, INCONCLUSIVE, INTERRUPTED, Answer, progress
-from pytest_vram.errors import BackendDied, BadCases, BadInput, BadMarker, KeeperError, RequestFailed, VramError
-from pytest_vram.keeper.messages import Finish
+from pytest_vram.cli.runs import ending
+from pytest_vram.errors import BackendDied, BadCases, BadInput, BadMarker, RequestFailed, VramError
 from pytest_vram.needs import Plan
 from pytest_vram.report.toolcall_lines import asked_lines, defect_lines, paired_lines, rate_line
 from pytest_vram.report.toolcalls import (
@@ -34,7 +34,6 @@ from pytest_vram.report.toolcalls import (
 )
 from pytest_vram.run import Run, new_identity
 from pytest_vram.spec import BackendSpec
-from pytest_vram.summary import prune
 from pytest_vram.toolcalls import cases as case_files
 from pytest_vram.toolcalls import results as results_files
 from pytest_vram.toolcalls import verdict
@@ -313,7 +312,7 @@ def _of_config(options: argparse.Namespace, wanted: Wanted) -> Answer:
         made.pool.plan(other)
     made.pool.plan(spec)  # what cannot be started is said before anything is
     repeated: Asked | None = None
-    with _ending(made):
+    with ending(made, "toolcalls"):
         if other is not None:
             earlier, repeated = _asked_before(made, other, wanted, twice=options.aa)
         with _started(made, spec) as server:
@@ -373,24 +372,6 @@ def _started(made: Run, spec: BackendSpec) -> Iterator[Server]:
         yield Server(backend.client, spec, backend.boot.facts)
     finally:
         made.leave(attempt)
-
-
-@contextlib.contextmanager
-def _ending(made: Run) -> Iterator[None]:
-    """End the run in any case: an interrupt leaves no process."""
-    outcome = "interrupted"
-    try:
-        yield
-        outcome = "0"
-    finally:
-        if made.connected:
-            client = made.keeper()
-            try:
-                client.call(Finish(outcome=outcome), 30)
-            except KeeperError:
-                client.dismiss()
-            made.close()
-            prune(Path(made.identity.folder).parent, keep=Path(made.identity.folder))
 
 
 # ---------------------------------------------------------------- asking and answering
