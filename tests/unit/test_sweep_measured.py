@@ -6,7 +6,6 @@ import argparse
 import re
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from pytest_vram.bootlog.boot import Failure
 from pytest_vram.cli import entry, sweep_measured
 from pytest_vram.cli.output import speaks_unicode
 from pytest_vram.errors import BadInput
-from pytest_vram.keeper.messages import DeviceInfo, Finish, State, Status
+from pytest_vram.keeper.messages import DeviceInfo
 from pytest_vram.readings import Reading, Unmeasurable
 from pytest_vram.report.measured import MeasuredPoint, MeasuredSweep
 from pytest_vram.report.measured_lines import measured_lines
@@ -250,23 +249,3 @@ def test_signs_of_the_tables_have_a_spelling_in_ascii() -> None:
     assert not speaks_unicode(io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     text = said("context", point("512", 10, 130))
     assert not {sign for sign in text if not sign.isascii()} - {"–"}
-
-
-def test_a_journal_that_was_not_written_whole_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A disk that filled up in the middle is told on the standard error stream when the sweep ends."""
-    asked: list[object] = []
-
-    def call(request: object, timeout: float) -> object:
-        asked.append(request)
-        return State(pid=1, run="r", t=0, journal_trouble="journal.jsonl: No space left on device")
-
-    made: Any = SimpleNamespace(
-        connected=True,
-        keeper=lambda: SimpleNamespace(call=call),
-        close=lambda: None,
-        identity=SimpleNamespace(folder=str(tmp_path / "runs" / "one")),
-    )
-    with sweep_measured._ending(made):
-        pass
-    assert [type(one) for one in asked] == [Status, Finish]
-    assert "the journal is incomplete: journal.jsonl: No space left on device" in capsys.readouterr().err
