@@ -337,7 +337,7 @@ class Activity:
             return report
         if call.when == "setup":
             if self._missing is not None:
-                report.vram = {"category": "failed"}  # type: ignore[attr-defined]
+                report.vram = {"category": "failed"}  # type: ignore[attr-defined]  # pytest keeps it
                 self._missing = None
             if report.passed:
                 return report
@@ -407,7 +407,7 @@ class Activity:
             # From a worker of xdist they travel.
             pending = self.shared.pending
             data["batches"] = [msgspec.to_builtins(batch) for batch in pending] if self.run.worker else list(pending)
-            report.vram = data  # type: ignore[attr-defined]
+            report.vram = data  # type: ignore[attr-defined]  # pytest keeps it
             self.shared.pending.clear()
 
     def _judged(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> pytest.TestReport:
@@ -467,7 +467,7 @@ class Activity:
             "record": msgspec.to_builtins(record),
             "backends": [msgspec.to_builtins(backend) for backend in judgement.backends],
         }
-        report.vram = data  # type: ignore[attr-defined]
+        report.vram = data  # type: ignore[attr-defined]  # pytest keeps it
         self.run.note(
             "test", nodeid=record.nodeid, outcome=outcome, attempt=record.attempt, worker=self.run.worker, **noted
         )
@@ -486,7 +486,7 @@ class Activity:
             reason=_first_line(report),
             worker=self.run.worker,
         )
-        report.vram = {**data, "record": msgspec.to_builtins(record), "backends": []}  # type: ignore[attr-defined]
+        report.vram = {**data, "record": msgspec.to_builtins(record), "backends": []}  # type: ignore[attr-defined]  # pytest keeps it
 
     def _undecided(self, item: pytest.Item, report: pytest.TestReport, reason: str) -> Outcome:
         """The test itself could not decide."""

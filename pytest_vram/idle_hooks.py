@@ -62,7 +62,7 @@ def conclude(
     if findings:
         data |= _ended(run, item, report, findings, represent)
         _show_turns(attempt, report)
-    report.vram = data  # type: ignore[attr-defined]
+    report.vram = data  # type: ignore[attr-defined]  # pytest keeps it
 
 
 def _ended(

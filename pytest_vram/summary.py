@@ -96,7 +96,7 @@ class Collector:
             self._teardown_failed(report)
         if data is not None:
             # pytest keeps every report until the end: what was taken from this one need not be kept twice.
-            report.vram = {"category": data["category"]}  # type: ignore[attr-defined]
+            report.vram = {"category": data["category"]}  # type: ignore[attr-defined]  # pytest keeps it
 
     def take(self, batches: Sequence[Batch | dict[str, Any]], node: object = None) -> None:
         """Keep the records of tests that shared a window, and report what is known of them by now.
@@ -117,7 +117,7 @@ class Collector:
                 self._uncount(late.nodeid)
                 report = _late_report(late)
                 if node is not None:
-                    report.node = node  # type: ignore[attr-defined]
+                    report.node = node  # type: ignore[attr-defined]  # pytest keeps it
                 self.config.hook.pytest_runtest_logreport(report=report)
 
     def _uncount(self, nodeid: str) -> None:
@@ -479,7 +479,7 @@ def _late_report(late: Late) -> pytest.TestReport:
         sections=late.sections,
     )
     if late.category in ("inconclusive", "error"):
-        report.vram = {"category": late.category}  # type: ignore[attr-defined]
+        report.vram = {"category": late.category}  # type: ignore[attr-defined]  # pytest keeps it
     return report
 
 

@@ -42,3 +42,9 @@ def encodable(value: object) -> object:
     if isinstance(value, list | tuple):
         return [encodable(one) for one in value]
     return value
+
+
+def behind(pattern: re.Pattern[str], text: str, start: int, end: int | None = None) -> int:
+    """Where a match at ``start`` ends: ``start`` itself where there is none, as in ``\\s*`` before a letter."""
+    found = pattern.match(text, start) if end is None else pattern.match(text, start, end)
+    return start if found is None else found.end()

@@ -132,7 +132,7 @@ def _all_of(sampling: Sampling) -> dict[str, Any]:
 def _protocol(calling: ToolCalling) -> Protocol:
     for known in get_args(Protocol):
         if calling.protocol == known:
-            return known  # type: ignore[no-any-return]
+            return known  # type: ignore[no-any-return]  # read from a file
     raise ValueError(f"{calling.protocol!r} is no protocol: {', '.join(get_args(Protocol))}")
 
 

@@ -203,7 +203,7 @@ _MOST_STEPS = 30_000
 _LONGEST_UNIQUE = 10_000
 _ENDLESS = f"its schema takes more than {_MOST_STEPS} steps to check a value"
 _STATE: ContextVar[_State] = ContextVar("state")
-_Bounded = jsonschema.validators.extend(  # type: ignore[no-untyped-call]
+_Bounded = jsonschema.validators.extend(  # type: ignore[no-untyped-call]  # has no types
     jsonschema.Draft202012Validator,
     {
         name: _counted(check)
@@ -257,7 +257,7 @@ def _form(schema: dict[str, Any], path: str) -> Iterator[Flaw]:
     yield from _required(schema, path)
     for low, high in _PAIRS:
         bounds = schema.get(low), schema.get(high)
-        if all(isinstance(bound, int | float) for bound in bounds) and bounds[0] > bounds[1]:  # type: ignore[operator]
+        if all(isinstance(bound, int | float) for bound in bounds) and bounds[0] > bounds[1]:  # type: ignore[operator]  # numbers
             yield Flaw(f"{path}: {low} {bounds[0]} is above {high} {bounds[1]}")
     if isinstance(schema.get("pattern"), str):
         yield from _of_pattern(schema["pattern"], path)

@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any, Literal, NamedTuple
 
-from pytest_vram.text import printable
+from pytest_vram.text import behind, printable
 
 #: A value that is nested deeper, or has more values, is not read: RFC 8259, section 9, lets a reader set both limits,
 #: and what reads it next would exhaust its stack or the memory.
@@ -266,7 +266,7 @@ class QuoteReader:
         :param place: what it stands for. :param closers: the brackets that are open around it, innermost first.
         """
         text = self._text
-        begin = _BACKSLASHES.match(text, at).end()  # type: ignore[union-attr]  # it matches anything
+        begin = behind(_BACKSLASHES, text, at)
         escaped = begin - at
         if not escaped and text.startswith('<|"|>', at):
             self._notes.add("leaked_token", at, 'the token <|"|> stands for a quote')
@@ -323,7 +323,7 @@ class QuoteReader:
         if place == "whole":
             return "yes"
         text = self._text
-        next_ = _SPACE.match(text, after).end()  # type: ignore[union-attr]
+        next_ = behind(_SPACE, text, after)
         mark = text[next_ : next_ + 1]
         if mark == ":":
             return "key" if place == "value" else "yes"
@@ -335,7 +335,7 @@ class QuoteReader:
             return "yes" if _SIGN_AFTER.match(text, next_) else "no"
         if mark in _CLOSING:
             # "he said "no"": the first of two quotes is the inner one, if another came before.
-            beyond = _SPACE.match(text, next_ + 1).end()  # type: ignore[union-attr]
+            beyond = behind(_SPACE, text, next_ + 1)
             last = tried and next_ == after and text[beyond : beyond + 1] in (",", "}", "]")
             return "no" if last else "yes"
         return "yes" if _WORD_AFTER.match(text, next_) else "no"

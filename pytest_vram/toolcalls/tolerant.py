@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final, Literal, NamedTuple
 
-from pytest_vram.text import printable
+from pytest_vram.text import behind, printable
 from pytest_vram.toolcalls.scalars import (
     FOREIGN_END,
     LEAKED,
@@ -90,7 +90,7 @@ def parse(text: str, start: int = 0, *, within: bool = False) -> Parsed | None:
 
     :param within: the value stands in something else that has brackets: those after it are left alone, too.
     """
-    begin = _SPACE.match(text, start).end()  # type: ignore[union-attr]  # it matches anything
+    begin = behind(_SPACE, text, start)
     marked = text.startswith("\ufeff", begin)
     if not _BEGINS.match(text, begin + marked):
         return None
@@ -111,7 +111,7 @@ def strict(text: str) -> Any:
         raise ValueError("there is no JSON" if text.strip() else "the text is empty")
     if parsed.defects:
         raise ValueError(parsed.defects[0].detail)
-    if _SPACE.match(text, parsed.end).end() != len(text):  # type: ignore[union-attr]
+    if behind(_SPACE, text, parsed.end) != len(text):
         raise ValueError(f"there is text after the JSON: {shown(text[parsed.end : parsed.end + 40].strip())}")
     return parsed.value
 
@@ -141,7 +141,7 @@ def _goes_on(text: str, end: int, value: object) -> bool:
     """Whether what follows a well-formed object or array shows that a bracket of it was too many."""
     if not isinstance(value, dict | list):
         return False
-    after = _SPACE.match(text, end).end()  # type: ignore[union-attr]
+    after = behind(_SPACE, text, end)
     if text[after : after + 1] in ("}", "]"):
         return True
     if isinstance(value, dict):
@@ -228,7 +228,7 @@ class _Reader:
     # ------------------------------------------------------------------------------------------ around the tokens
 
     def _skip(self) -> None:
-        self.position = _SPACE.match(self.text, self.position).end()  # type: ignore[union-attr]
+        self.position = behind(_SPACE, self.text, self.position)
         while odd := _ODD_SPACE.match(self.text, self.position):
             character = f"U+{ord(odd[0][0]):04X}"
             self.notes.add("leaked_token", odd.start(), f"the character {character} is no white space in JSON")
@@ -280,7 +280,7 @@ class _Reader:
         """Repetition at the end explains what was never closed; beside a closed value it is the caller's."""
         kinds = self.notes.kinds
         if kinds & {"missing_bracket", "unterminated_string", "extra_bracket"} and "runaway" not in kinds:
-            rest = _SPACE.match(self.text, self.position).end()  # type: ignore[union-attr]
+            rest = behind(_SPACE, self.text, self.position)
             if rest == len(self.text) and (found := runaway(self.text)):
                 self.notes.add(*found)
 
@@ -420,7 +420,7 @@ class _Reader:
             return "missing" if known else "stray"
         text, position, run = self.text, self.position + 1, ""
         while len(run) < _AHEAD:
-            position = _SPACE.match(text, position).end()  # type: ignore[union-attr]
+            position = behind(_SPACE, text, position)
             if text[position : position + 1] not in ("}", "]"):
                 break
             run += text[position]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -43,7 +43,7 @@ FaultKind = Literal[
 #: it refuses the conversation (llama.cpp answers either, by version). ``disconnect``: the connection is closed before
 #: any answer; ``disconnect_midway``: within it. ``endless``: text without end. ``silent``: accepted, and nothing is
 #: ever said. ``huge``: one answer of ``size`` bytes. ``dies``: the process ends with the request.
-FAULTS: tuple[FaultKind, ...] = FaultKind.__args__  # type: ignore[attr-defined]
+FAULTS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from pytest_vram.text import printable
+from pytest_vram.text import behind, printable
 from pytest_vram.toolcalls.formats import pythonic
 from pytest_vram.toolcalls.formats.envelope import looks_like_arguments, shapes
 from pytest_vram.toolcalls.formats.scan import Scan, Step, after
@@ -27,7 +27,7 @@ def fence(scan: Scan, match: re.Match[str]) -> Step:
     """Read a code fence: calls in it, or code."""
     opened = _OPENER.match(scan.text, match.start())
     assert opened is not None
-    body = _SPACE.match(scan.text, opened.end()).end()  # type: ignore[union-attr]
+    body = behind(_SPACE, scan.text, opened.end())
     closer = _CLOSERS[opened[1][0]]
     text = scan.text
     if text.startswith("<", body):
@@ -56,7 +56,7 @@ def _json_in_fence(scan: Scan, start: int, body: int, closer: re.Pattern[str]) -
         parsed = scan.parse(at, closer)
         if parsed is None or not _note(scan, parsed, start, at, "fenced"):
             break
-        at = _SEPARATOR.match(scan.text, after(scan.text, parsed)[0]).end()  # type: ignore[union-attr]
+        at = behind(_SEPARATOR, scan.text, after(scan.text, parsed)[0])
     if at == body:
         return None
     ended = closer.match(scan.text, at)
@@ -91,7 +91,7 @@ def _calls_of_code(scan: Scan, opened: re.Match[str], body: int, closer: re.Patt
         if written is None or not (native or all(name in scan.tools for name, _, _ in written.calls)):
             return None
         found += [(name, value, written.end, defects) for name, value, defects in written.calls]
-        at = _SEPARATOR.match(scan.text, written.end).end()  # type: ignore[union-attr]
+        at = behind(_SEPARATOR, scan.text, written.end)
     ended = closer.match(scan.text, at)
     if not found or (ended is None and at < scan.last):
         return None

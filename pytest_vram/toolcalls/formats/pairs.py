@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from pytest_vram.text import behind
 from pytest_vram.toolcalls.formats import pythonic, xml
 from pytest_vram.toolcalls.formats.envelope import TEMPLATES, shapes
 from pytest_vram.toolcalls.formats.scan import Scan, Step, after
@@ -69,7 +70,7 @@ def read(scan: Scan, match: re.Match[str]) -> Step:
     if opener in MISTAKEN:
         return _mistaken(scan, match)
     pair = PAIRS[opener]
-    body = _SPACE.match(scan.text, match.end()).end()  # type: ignore[union-attr]
+    body = behind(_SPACE, scan.text, match.end())
     if pair.form == "mistral" and (named := _NAMED.match(scan.text, body) or _ARGS.match(scan.text, body)):
         return _mistral(scan, match, named)
     if opener == "<tool_call>":
@@ -121,7 +122,7 @@ def _body(scan: Scan, start: int, body: int, opener: str, pair: Pair) -> Step:
         else:
             break
         read_any = True
-        following = _SEPARATOR.match(scan.text, at).end()  # type: ignore[union-attr]
+        following = behind(_SEPARATOR, scan.text, at)
         if scan.text[following : following + 1] not in ("{", "["):
             break
         if not pair.many:
@@ -134,7 +135,7 @@ def _body(scan: Scan, start: int, body: int, opener: str, pair: Pair) -> Step:
 
 def _close(scan: Scan, at: int, opener: str, pair: Pair, closer: re.Pattern[str] | None) -> int:
     """Where the wrapper ends; notes a closer that is missing, wrong or late."""
-    space = _SPACE.match(scan.text, at).end()  # type: ignore[union-attr]
+    space = behind(_SPACE, scan.text, at)
     if closer is None:
         return at
     ended = closer.match(scan.text, space)
@@ -220,7 +221,7 @@ _MISTRAL_NEXT = re.compile(r"\[TOOL_CALLS\]|</s>")
 
 def _mistaken(scan: Scan, match: re.Match[str]) -> Step:
     """A call in a wrapper that is not the one for calls."""
-    body = _SPACE.match(scan.text, match.end()).end()  # type: ignore[union-attr]
+    body = behind(_SPACE, scan.text, match.end())
     if scan.text[body : body + 1] not in ("{", "["):
         return Step(match.end(), plain=True)
     parsed = scan.parse(body, _PATTERNS[match[0]])
@@ -232,5 +233,5 @@ def _mistaken(scan: Scan, match: re.Match[str]) -> Step:
     for index, shape in enumerate(found):
         mine = [*(defects if index == 0 else defects[-1:]), *shape.defects]
         scan.call(shape.name, shape.arguments, (match.start(), at), "tags", defects=mine)
-    ended = _ANY_CLOSER.match(scan.text, _SPACE.match(scan.text, at).end())  # type: ignore[union-attr]
+    ended = _ANY_CLOSER.match(scan.text, behind(_SPACE, scan.text, at))
     return Step(ended.end() if ended is not None else at)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from pytest_vram.text import behind
 from pytest_vram.toolcalls.cases import Tool
 from pytest_vram.toolcalls.tolerant import Defect, Parsed, parse
 
@@ -124,7 +125,7 @@ class Scan:
 
     def blank(self, start: int, end: int) -> bool:
         """Whether there is only white space between two offsets."""
-        return start >= end or SPACE.match(self.text, start, end).end() == end  # type: ignore[union-attr]
+        return start >= end or behind(SPACE, self.text, start, end) == end
 
     def quoted(self, at: int) -> bool:
         """Whether what stands at an offset is being talked about: it follows a quotation mark or a back-tick."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from pytest_vram.text import behind
 from pytest_vram.toolcalls.formats import gemma
 from pytest_vram.toolcalls.formats.scan import SPACE, Scan, Step, after
 from pytest_vram.toolcalls.tolerant import Defect
@@ -181,7 +182,7 @@ def function_gemma(scan: Scan, match: re.Match[str]) -> Step:
     arguments, at, defects = gemma.arguments(scan.text, named.end(), limit, mark=gemma.ESCAPE)
     if not opened[0].endswith("call:"):
         defects.append(Defect("wrapper_mismatch", match.start(), "'call:' is missing before the name"))
-    space = SPACE.match(scan.text, at).end()  # type: ignore[union-attr]
+    space = behind(SPACE, scan.text, at)
     ended = gemma.FUNCTION_CLOSER.match(scan.text, space)
     if ended is None and not any(defect.kind == "unterminated_string" for defect in defects):
         defects.append(Defect("wrapper_mismatch", at, "<end_function_call> is missing"))

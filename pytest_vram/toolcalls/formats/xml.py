@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_vram.text import printable
+from pytest_vram.text import behind, printable
 from pytest_vram.toolcalls.formats.scan import Scan, Step, after
 from pytest_vram.toolcalls.schemas import TYPES
 from pytest_vram.toolcalls.tolerant import Defect, strict
@@ -50,7 +50,7 @@ def function(scan: Scan, match: re.Match[str]) -> Step:
 
 def _function(scan: Scan, start: int, match: re.Match[str], wrapper: str) -> Step:
     text, name = scan.text, match[1]
-    body = _SPACE.match(text, match.end()).end()  # type: ignore[union-attr]
+    body = behind(_SPACE, text, match.end())
     form = "qwen3-coder" if wrapper else "llama"
     if text[body : body + 1] == "{":
         parsed = scan.parse(body, _FUNCTION_END)
@@ -162,7 +162,7 @@ def _ends(text: str, at: int, closer: re.Pattern[str], shown: str, wrapper: str,
         at = match.end()
     if not wrapper:
         return at
-    space = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+    space = behind(_SPACE, text, at)
     if text.startswith(wrapper, space):
         return space + len(wrapper)
     if not any(defect.kind == "wrapper_mismatch" for defect in defects):
