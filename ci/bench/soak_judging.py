@@ -5,7 +5,7 @@
 Writes a journal of so many turns of a formula with two layers of memory (``pytest_vram.testing.soaks``), then, in a
 process of its own each time, does what ``vram soak --resume`` does of a soak that has nothing left to ask: the journal
 is read and checked line by line, every gate judged, the report printed and saved. The peer is ``json.loads`` of each
-line of the same journal, and nothing else. Prints JSON with medians; exits with 1 where it takes 10 s or 300 MB, or more.
+line of the same journal, and nothing else. Prints JSON with medians; exits with 1 from 10 s or 300 MB on.
 """
 
 from __future__ import annotations
