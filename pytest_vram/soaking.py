@@ -242,6 +242,17 @@ def run_soak(run: Run, wanted: Wanted, told: Callable[[str], None]) -> tuple[Soa
     """
     known = fingerprint(run, wanted)
     _refuse_early(wanted.folder, known)
+    # Before there is a server: a second one beside that of a soak that runs would be in its figures, or take its room.
+    lock = FolderLock(wanted.folder)
+    try:
+        return _run_locked(run, wanted, known, lock, told)
+    finally:
+        lock.release()
+
+
+def _run_locked(
+    run: Run, wanted: Wanted, known: Mapping[str, Any], lock: FolderLock, told: Callable[[str], None]
+) -> tuple[SoakDocument, End]:
     told(f"soak of {wanted.name}: {wanted.amount.text} in {wanted.folder}")
     if wanted.amount.turns is not None and wanted.amount.turns < LEAST_TURNS:
         told(
@@ -257,7 +268,9 @@ def run_soak(run: Run, wanted: Wanted, told: Callable[[str], None]) -> tuple[Soa
     def fold(line: TurnLine) -> None:
         series.add(line.turn, line.spent)
 
-    journal = SoakJournal.open(wanted.folder, {**known, "build": build_of(backend)}, name=wanted.name, told=fold)
+    journal = SoakJournal.open(
+        wanted.folder, {**known, "build": build_of(backend)}, name=wanted.name, told=fold, lock=lock
+    )
     log = StructuredLog(wanted.folder)
     try:
         soak = Soak(journal, talker, series, wanted.gates, wanted.amount, told=told, log=log)
@@ -288,4 +301,3 @@ def _refuse_early(folder: Path, known: Mapping[str, Any]) -> None:
     if differing:
         raise BadInput(journals.refusal(folder, differing))
     journals.refuse_lost(folder, journals.read(folder))
-    FolderLock(folder).release()  # a second server beside that of a soak that runs would be in its figures

@@ -317,18 +317,16 @@ class SoakJournal:
         *,
         name: str,
         told: Callable[[TurnLine], None] = lambda line: None,
+        lock: FolderLock | None = None,
     ) -> SoakJournal:
         """Begin a soak in this folder, or take up the one that was begun there.
 
         :param told: is given the turns that are committed already.
+        :param lock: of this folder, where it is held already; it is the journal's from here on.
         :raises BadInput: another soak runs there, what was soaked there is something else, or its journal is damaged.
         :raises DiskTrouble: nothing can be written there.
         """
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadInput(f"the folder of the soak cannot be made: {folder}: {error.strerror}") from None
-        lock = FolderLock(folder)
+        lock = FolderLock(folder) if lock is None else lock
         try:
             wanted = msgspec.json.decode(msgspec.json.encode(fingerprint, order="sorted"))
             if exists(folder):

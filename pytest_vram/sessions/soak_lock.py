@@ -17,12 +17,16 @@ _HELD: set[Path] = set()
 
 
 class FolderLock:
-    """Held from the making to :meth:`release`, or to the death of the process.
+    """Held from the making to :meth:`release`, or to the death of the process. The folder is made where there is none.
 
-    :raises BadInput: another soak runs in this folder, or it cannot be locked.
+    :raises BadInput: another soak runs in this folder, or it cannot be made or locked.
     """
 
     def __init__(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"the folder of the soak cannot be made: {folder}: {error.strerror}") from None
         self._folder = folder.resolve()
         self._stream: BinaryIO | None = None
         if self._folder in _HELD:

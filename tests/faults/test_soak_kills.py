@@ -210,6 +210,23 @@ def test_a_second_soak_in_a_folder_is_refused_and_the_first_one_is_not_disturbed
     assert (contents.turns, len(contents.segments), len(contents.sessions), contents.losses) == (12, 1, 1, [])
 
 
+def test_a_second_soak_is_refused_while_the_first_one_starts_its_server(project: Path) -> None:
+    """A model that loads for minutes is not loaded twice: the folder is taken before there is a server."""
+    first = begun(3)
+    wait_until(lambda: Path("soak", "lock").exists(), 60)
+    assert not Path("soak", FILE_NAME).exists()
+    second = subprocess.run(
+        [*VRAM, "3turns", "--vram-device=cpu", "--dir", "soak"], capture_output=True, text=True, timeout=60
+    )
+    assert second.returncode == 2, second.stdout + second.stderr
+    assert "another soak is running in" in second.stderr or "has a soak already" in second.stderr
+    assert "warming up" not in second.stderr
+    assert ended(first)[0] == 3
+    contents = read(project / "soak")
+    assert (contents.turns, len(contents.segments), len(contents.sessions)) == (3, 1, 1)
+    assert len(list(project.glob(".vram/runs/*/agent.*.log"))) == 1
+
+
 def stopped_for_a_while(project: Path, seconds: float, *more: str) -> tuple[int, dict[str, Any], soak_journal.Contents]:
     """A soak whose server is stopped (SIGSTOP) in the middle: exit code, document and journal."""
     process = begun(10, "--json", *more)
