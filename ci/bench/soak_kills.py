@@ -38,6 +38,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from pytest_vram import sessions
+from pytest_vram.errors import VramError
 from pytest_vram.sessions.soak import FINAL
 from pytest_vram.sessions.soak_journal import FILE_NAME, Contents, read
 from pytest_vram.testing.scripted import Burst, Script, backend_table, read_record
@@ -54,6 +55,7 @@ CYCLE = 24
 HELD = 209 * 4096
 #: Taken in one turn of each cycle, the tenth, from some cycle on; the first of them ends the soak.
 PEAK, PEAK_AT = Burst(size=320 * MIB, said="When did rotate-logs"), 10
+SERVER = b"pytest_vram.testing.scripted"
 MARK = "VRAM_BENCH_SOAK"
 #: Bytes of a turn in the journal, and seconds of it, of which moments are drawn: some lie behind the end.
 EACH, LASTS = 460, 0.2
@@ -190,6 +192,7 @@ class Trial:
         self.record = self.base / "record.jsonl"
         for folder in (self.project, self.room, self.base / "leases"):
             folder.mkdir()
+        found: dict[str, Any] = {}
         small = {"soak": self.room, "project": self.project}.get(self.disk) if self.wanted_deaths else None
         if self.disk == "project":
             self.room = self.project / "soaks"
@@ -200,6 +203,8 @@ class Trial:
             self._write_project()
             found = self._until_it_ends()
             self._hold_against_the_record()
+        except VramError as error:  # a journal that is damaged, above all
+            self._break(str(error))
         finally:
             for pid, _ in _alive(self.base):
                 self.broken.append(f"process {pid} was left behind")
@@ -419,7 +424,7 @@ class Trial:
 
     def _kill_server(self, process: subprocess.Popen[bytes]) -> str:
         while process.poll() is None:
-            for pid, _ in _alive(self.base, b"pytest_vram.testing.scripted"):
+            for pid, _ in _alive(self.base, SERVER):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     return "server"
@@ -430,6 +435,8 @@ class Trial:
         if self.small is None:
             import resource
 
+            while process.poll() is None and not _alive(self.base, SERVER):
+                time.sleep(0.01)  # its keeper and its server are not limited
             most = len(_bytes(folder / FILE_NAME)) + self.chance.randrange(0, 4000)
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (most, most))

@@ -173,6 +173,18 @@ def test_a_burst_is_held_while_one_answer_is_given_and_counted_over_servers(tmp_
     assert len({line.pid for line in lines}) == 2
 
 
+def test_a_record_whose_server_was_killed_in_a_line_goes_on_in_a_line_of_its_own(tmp_path: Path) -> None:
+    """The rest of a line is not read, and the next server drops it."""
+    record = tmp_path / "record.jsonl"
+    whole = b'{"pid":1,"said":"hello","role":"user","messages":1,"before":0}\n'
+    record.write_bytes(whole + whole[:20])
+    assert [line.pid for line in read_record(record)] == [1]
+    with scripted_backend(Script(record=str(record))) as backend:
+        client_of(backend.url).chat("hello")
+        assert [line.pid for line in read_record(record)] == [1, backend.pid]
+    assert record.read_bytes().startswith(whole)
+
+
 @pytest.mark.parametrize("text", ["{}", "nothing", '{"pid": "x"}'])
 def test_a_record_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
     """The backend does not start upon it, and says which file it is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import Counter
@@ -44,6 +45,7 @@ class Record:
         if path is not None:
             for line in read_record(path):
                 self._count(line)
+            _end_lines(path)
 
     def add(self, body: Mapping[str, Any]) -> Asked:
         """One more generation, written before it is answered.
@@ -59,7 +61,7 @@ class Record:
             self._count(line)
             if self._path is not None:
                 with Path(self._path).open("ab") as stream:
-                    stream.write(msgspec.json.encode(line) + b"\n")  # one write: a kill leaves it whole or leaves none
+                    stream.write(msgspec.json.encode(line) + b"\n")
         return line
 
     def _count(self, line: Asked) -> None:
@@ -67,13 +69,21 @@ class Record:
             self._said[line.said] += 1
 
 
+def _end_lines(path: str) -> None:
+    """Drop a last line without its end, of a server that was killed in it: the next one is a line of its own."""
+    with contextlib.suppress(FileNotFoundError), Path(path).open("rb+") as stream:
+        data = stream.read()
+        stream.truncate(data.rfind(b"\n") + 1)
+
+
 def read_record(path: str | Path) -> list[Asked]:
-    """The generations in a record, in their order; none where there is no such file.
+    """The generations in a record, in their order; none where there is no such file. A last line without its end is not
+    read: its server was killed before it answered.
 
     :raises BadInput: it cannot be read, or has a line of something else.
     """
     try:
-        lines = Path(path).read_bytes().splitlines()
+        *lines, _unended = Path(path).read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
     except OSError as error:
