@@ -21,6 +21,8 @@ SLACK = 64 * MIB
 SHARE = 1.05
 #: No process that serves a model holds less while it idles; plain figures below are in another unit.
 LEAST = MIB
+#: Layers that are never so small: plain figures, a process, a device, and host memory.
+HELD = ("", "process", "rpc", "device", "host")
 #: Share of turns at which two layers contradict each other before they are not believed.
 OFTEN = 0.1
 
@@ -96,19 +98,33 @@ def clean(layer: str, readings: Sequence[Measured | int | None], capacity: int |
     )
 
 
-def too_small(readings: Sequence[object], floor: float) -> str | None:
+def too_small(named: Mapping[str, Sequence[object]], floor: float) -> str | None:
     """A sentence where plain figures are all so small that their unit cannot be bytes, else ``None``.
+
+    Of torch's sources, which may be small, and of a pool, which may be empty, that cannot be said; a
+    :class:`pytest_vram.readings.Reading` says itself what it is.
 
     :param floor: of the verdict, in bytes; who sets it below :data:`LEAST` means such figures.
     """
-    plain = [reading for reading in readings if isinstance(reading, int | float) and not isinstance(reading, bool)]
-    highest = max(plain, default=0)
-    if floor < LEAST or len(plain) < 2 or not 0 < highest < LEAST:
+    if floor < LEAST:
         return None
-    return (
-        f"All readings are below 1 MiB (the highest is {highest:,}), so that no leak could be seen in them: judge_idle "
-        "takes bytes; multiply figures in MiB by 1048576."
-    )
+    for layer in HELD:
+        readings = named.get(layer, ())
+        plain = [reading for reading in readings if isinstance(reading, int | float) and not isinstance(reading, bool)]
+        highest = max(plain, default=LEAST)
+        if len(plain) < 2 or len(plain) < len(readings) / 2 or not 0 <= highest < LEAST:
+            continue
+        which = f"All readings of `{layer}`" if layer else "All readings"
+        if highest == 0:
+            return (
+                f"{which} are 0: nothing that serves a model holds no memory; a counter that cannot be read is "
+                "written as None."
+            )
+        return (
+            f"{which} are below 1 MiB (the highest is {highest:,}), so that no leak could be seen in them: "
+            "judge_idle takes bytes; multiply figures in MiB by 1048576."
+        )
+    return None
 
 
 def _number(value: object, *, share: bool) -> tuple[float, str | None]:

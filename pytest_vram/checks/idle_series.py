@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, Literal
 
 import msgspec
 
 from pytest_vram.checks import idle_layers, idle_words
 from pytest_vram.checks.idle_readings import USAGE, Cleaned, clean, contradiction, too_small
-from pytest_vram.checks.idle_trend import Thresholds, Trend, trend_of
+from pytest_vram.checks.idle_trend import SHORTEST, Thresholds, Trend, trend_of
 from pytest_vram.errors import BadInput
 from pytest_vram.readings import Measured
 
@@ -87,24 +89,30 @@ def judge_idle(
     :param tokens: tokens so far. :param capacity: bytes of the device; a figure above it is ``invalid``.
     :param caps: bytes up to which a known cache may grow, by name: ``prompt-cache`` and ``context-checkpoints`` of
         llama.cpp (host), ``allocator-cache``, ``graphs``, ``workspaces``. A rise below its cap is never a leak.
+        Another name may explain any layer, which is said.
     :param thresholds: see :class:`pytest_vram.checks.idle_trend.Thresholds`.
     :raises BadInput: a threshold that is unknown or out of range, lists of different lengths, or labels of turns
         where their indices belong.
     """
     rule = _thresholds(thresholds)
-    named: dict[str, Sequence[Measured | int | None]] = (
-        dict(readings) if isinstance(readings, Mapping) else {"": list(readings)}
-    )
+    named = _named(readings)
+    _check_caps(caps)
     count = _check(named, cycle, seconds, tokens, {"limit": limit, "capacity": capacity, **(caps or {})})
-    _check_indices("events", events)
-    _check_indices("segments", segments)
+    unused = [
+        *_check_indices("events", events, count),
+        *_check_indices("segments", segments, count),
+        *(
+            f"`{name}` is none of the known caches ({', '.join(idle_layers.CAP_LAYER)}): it was taken for part of any "
+            "layer."
+            for name in caps or {}
+            if name not in idle_layers.CAP_LAYER
+        ),
+    ]
     # A budget is no capacity: what torch reserved may be above it, unless nothing else says what there is.
     beyond = None if named.keys() & {"process", "device"} else limit
     cleaned = {layer: clean(layer, series, capacity, beyond) for layer, series in named.items()}
-    impossible = next((one.impossible for one in cleaned.values() if one.impossible), None) or contradiction(cleaned)
-    if impossible is None:
-        # Sources that are apart may each be small, a pool that is not used yet even nothing.
-        impossible = too_small(named[""], rule.floor) if "" in named else None
+    impossible = next((one.impossible for one in cleaned.values() if one.impossible), None)
+    impossible = impossible or too_small(named, rule.floor) or contradiction(cleaned)
     if impossible is not None:
         return IdleVerdict(kind="invalid", text=impossible, settles=[idle_words.READ_AGAIN])
     trends: dict[str, Trend] = {}
@@ -124,7 +132,9 @@ def judge_idle(
     per_1000 = _per_1000_tokens(trend, tokens, count)
     return IdleVerdict(
         kind=found.kind,
-        text=idle_words.sentence(found, trend, rule, hours=hours, per_1000_tokens=per_1000, cleaned=shown),
+        text=" ".join(
+            [idle_words.sentence(found, trend, rule, hours=hours, per_1000_tokens=per_1000, cleaned=shown), *unused]
+        ),
         turns=trend.turns,
         warm_up=trend.warm_up,
         slope=trend.slope,
@@ -157,6 +167,10 @@ def _thresholds(given: Mapping[str, Any]) -> Thresholds:
         if isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value < 1 << 62:
             accepted = "a whole number, 0 or more" if whole else "a number, 0 or more"
             raise BadInput(f"The threshold `{name}` of judge_idle is {value!r}; write {accepted}.")
+    if given.get("minimum", 60) < SHORTEST:
+        raise BadInput(
+            f"The threshold `minimum` of judge_idle is {given['minimum']!r}; a verdict needs {SHORTEST} turns or more."
+        )
     if given.get("blocks", 12) < 4:
         raise BadInput(f"The threshold `blocks` of judge_idle is {given['blocks']!r}; a trend needs 4 or more.")
     for name in ("p_value", "warm_up_share", "missing"):
@@ -165,9 +179,36 @@ def _thresholds(given: Mapping[str, Any]) -> Thresholds:
     return Thresholds(**given)
 
 
+def _named(readings: object) -> dict[str, Sequence[Any]]:
+    """The lists by layer; a single one under "".
+
+    :raises BadInput: something else than lists of figures.
+    """
+    if isinstance(readings, Mapping):
+        for name in readings:
+            if not isinstance(name, str):
+                raise BadInput(f"judge_idle takes sources by the names of layers, and {name!r:.60} is no name.")
+        return {name: _list(f"`{name}`", series) for name, series in readings.items()}
+    return {"": _list("readings", readings)}
+
+
+def _list(name: str, given: object) -> list[Any]:
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise BadInput(f"{name} of judge_idle is {given!r:.60}; write a list with one figure per turn.")
+    return list(given)
+
+
+def _check_caps(caps: object) -> None:
+    if caps is not None and not (isinstance(caps, Mapping) and all(isinstance(name, str) for name in caps)):
+        raise BadInput(f"`caps` of judge_idle is {caps!r:.60}; write bytes by the names of caches.")
+    for name, size in (caps or {}).items() if isinstance(caps, Mapping) else ():
+        if size is None:
+            raise BadInput(f"`{name}` of judge_idle is None; write a whole number of bytes.")
+
+
 def _check(
     named: Mapping[str, Sequence[object]],
-    cycle: int | None,
+    cycle: object,
     seconds: Sequence[float] | None,
     tokens: Sequence[int] | None,
     sizes: Mapping[str, object],
@@ -176,12 +217,18 @@ def _check(
 
     :raises BadInput: lists that do not belong together, a cycle or a size that is none.
     """
+    for name, figures in (("seconds", seconds), ("tokens", tokens)):
+        if figures is None:
+            continue
+        for figure in _list(f"`{name}`", figures):
+            if isinstance(figure, bool) or not isinstance(figure, Real) or not math.isfinite(figure):
+                raise BadInput(f"`{name}` of judge_idle has {figure!r:.60}; write a number for every turn.")
     lengths = {f"`{name}`" if name else "readings": len(series) for name, series in named.items()}
     lengths |= {name: len(series) for name, series in (("seconds", seconds), ("tokens", tokens)) if series is not None}
     if len(set(lengths.values())) > 1:
         said = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise BadInput(f"judge_idle takes one figure per turn in every list, but the lengths differ: {said}.")
-    if cycle is not None and (isinstance(cycle, bool) or cycle < 1):
+    if cycle is not None and (isinstance(cycle, bool) or not isinstance(cycle, int) or cycle < 1):
         raise BadInput(f"The cycle of judge_idle is {cycle!r}; write a number of turns, 1 or more.")
     for name, size in sizes.items():
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 0):
@@ -189,16 +236,25 @@ def _check(
     return next(iter(lengths.values()), 0)
 
 
-def _check_indices(name: str, places: Sequence[int]) -> None:
-    """:raises BadInput: one label for each turn instead of the indices of some."""
+def _check_indices(name: str, given: object, count: int) -> list[str]:
+    """Sentences about those that no turn has.
+
+    :raises BadInput: one label for each turn instead of the indices of some.
+    """
+    places = _list(f"`{name}`", given)
     for place in places:
         if isinstance(place, bool) or not isinstance(place, int):
-            raise BadInput(f"`{name}` of judge_idle has {place!r}; write the indices of turns, from 0.")
+            raise BadInput(f"`{name}` of judge_idle has {place!r:.60}; write the indices of turns, from 0.")
     if len(set(places)) < len(places):
         raise BadInput(
             f"`{name}` of judge_idle has an index twice; write the indices of turns, from 0, each once, and not a "
             "label for every turn."
         )
+    beyond = [place for place in places if not 0 <= place < count]
+    if not beyond:
+        return []
+    shown = ", ".join(str(place) for place in beyond[:3]) + (" …" if len(beyond) > 3 else "")
+    return [f"`{name}` has {shown}, which is the index of none of the {count} turns: not used."]
 
 
 def _level(cleaned: Cleaned | None) -> float | None:

@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from pytest_vram.checks import idle_hidden
+from pytest_vram.checks.idle_hidden import Hidden
 from pytest_vram.stats import TheilSen, mann_kendall, theil_sen
 from pytest_vram.units import KIB, MIB
 
@@ -26,7 +28,10 @@ SHORTEST = 8
 LONGEST_CYCLE = 60
 LOOKED_AT = 600
 
-Reason = Literal["", "short", "cycle", "steps", "events", "eases", "drops", "wanders", "weak", "late", "noisy"]
+Reason = Literal[
+    "", "short", "cycle", "steps", "events", "eases", "drops", "wanders", "weak", "late", "noisy",
+    "phase", "tops", "last",
+]  # fmt: skip
 Point = tuple[int, float]
 
 
@@ -67,6 +72,8 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
     :ivar since: the turn up to which nearly nothing of the growth happened; ``None`` where it is spread over the run.
     :ivar ending: (turn, bytes) of a rise in the last third alone.
     :ivar cycle: by which the phases were taken out; 0: none.
+    :ivar hidden: what rises beside the level, where that is why ``kind`` is inconclusive.
+    :ivar climb: bytes from the first segment's level to the last one's, where each is above the one before.
     """
 
     kind: Literal["flat", "warming", "step", "leak", "inconclusive"]
@@ -89,6 +96,8 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
     cycle: int = 0
     segments: int = 1
     left_out: int = 0
+    hidden: Hidden | None = None
+    climb: int = 0
 
     def slope_words(self) -> str:
         """The slope with its interval, in MiB, without "a turn"."""
@@ -140,11 +149,12 @@ def trend_of(
         "left_out": left_out,
         "rise": _rise(known),
     }
-    if len(known) < thresholds.minimum or turns < thresholds.minimum // 2:
+    if not whole or len(known) < thresholds.minimum or turns < thresholds.minimum // 2:
         return Trend(kind="inconclusive", reason="short", **about)  # type: ignore[arg-type]
     judged = [
         [point for point in points if point[0] >= first] for points, first in zip(whole, judged_from, strict=True)
     ]
+    read = judged
     # Jumps at regular events look like a cycle on a slope; who marks events knows the cycle, if there is one.
     period = cycle if cycle is not None else 0 if events else _find_cycle(max(judged, key=len))
     if period > 1:
@@ -174,9 +184,19 @@ def trend_of(
             if turn >= first:
                 (explained if at_event else steps).append((turn, round(height)))
         settled.append([point for point in rest if point[0] >= first])
+    about["climb"] = idle_hidden.climb(read)
     found = _judge(settled, begun, thresholds, steps, explained, about)
     if found.kind == "flat":
-        return _without_drop(settled, begun, thresholds, found, steps, explained, about)
+        found = _without_drop(settled, begun, thresholds, found, steps, explained, about)
+    if found.kind in ("flat", "step"):
+        jumps = [*steps, *explained]
+        # The height of a jump is known about: half of it may be left in what it was taken from.
+        floor = thresholds.floor + sum(height for _, height in jumps) / 2
+        level = [[(turn, value - sum(h for at, h in jumps if at <= turn)) for turn, value in points] for points in read]
+        hidden = idle_hidden.find(level, settled, period, floor, thresholds.p_value)
+        if hidden is not None:
+            return msgspec.structs.replace(_as(found, "inconclusive", hidden.reason), hidden=hidden)
+        return found
     if found.kind == "leak" and events:
         return _without_events(settled, begun, events, thresholds, found, steps, about)
     return found

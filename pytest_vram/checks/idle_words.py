@@ -66,6 +66,11 @@ def sentence(
         )
     if trend.segments > 1 and trend.turns:
         parts.append(f"{trend.segments} segments were pooled; no slope goes across a restart.")
+        if trend.climb > rule.floor and found.kind != "leak":
+            parts.append(
+                f"Each stands above the one before, the last by {mib(trend.climb)} above the first: look for what a "
+                "restart leaves behind."
+            )
     if found.kind in ("leak", "inconclusive", "step") and found.alike:
         parts.append(f"It looks like: {'; '.join(found.alike)}.")
     if found.kind in ("leak", "inconclusive") and found.settles:
@@ -137,10 +142,27 @@ def _open(what: str, over: str, trend: Trend, rule: Thresholds) -> str:
         case "noisy":
             reach = per_turn(trend.high or 0.0)
             return f"{what} varies so much that a leak of {reach} a turn would not be seen {over}."
+        case "phase" | "tops" | "last":
+            return _hidden(what, over, trend)
         case _:
             return (
                 f"{what} grows by {trend.slope_words()} a turn {over}." if trend.kind == "leak" else f"{what} is open."
             )
+
+
+def _hidden(what: str, over: str, trend: Trend) -> str:
+    hidden = trend.hidden
+    assert hidden is not None
+    size, turn = mib(hidden.bytes), hidden.turn + 1
+    match hidden.reason:
+        case "phase":
+            again = f"turns {turn}, {turn + hidden.count}, {turn + 2 * hidden.count} …"
+            return f"{what} rises by {size} at one turn of each cycle of {hidden.count} ({again}), {over}."
+        case "tops":
+            return f"The highest readings of {what} rise by {size}, most of its turns do not, {over}."
+        case _:
+            last = "The last turn stands" if hidden.count == 1 else f"The last {hidden.count} turns stand"
+            return f"{last} {size} above every one before, {over}: a spike, or a jump."
 
 
 def _creeps(trend: Trend) -> bool:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from pytest_vram.checks.idle_readings import LEAST
 from pytest_vram.readings import Measured, Reading, Unmeasurable, larger
 from pytest_vram.sessions.soak_rates import log_error
 from pytest_vram.sessions.turns import Turn
@@ -30,7 +31,8 @@ _NONE = -1
 class Column:
     """Bytes by turn.
 
-    :ivar reason: of the first turn without a reading. :ivar source: of the others, with ``scope`` and ``exact``.
+    :ivar reason: of the first turn without a reading. :ivar source: of the others, with ``scope``, ``device``
+        and ``exact``.
     """
 
     def __init__(self, before: int) -> None:
@@ -39,6 +41,7 @@ class Column:
         self.missing = before
         self.source = ""
         self.scope = ""
+        self.device = ""
         self.exact = True
 
     def add(self, figure: Measured | None) -> None:
@@ -47,6 +50,7 @@ class Column:
             self.values.append(min(figure.upper, (1 << 63) - 1))
             self.source = self.source or figure.source
             self.scope = self.scope or figure.scope
+            self.device = self.device or figure.device
             self.exact = self.exact and figure.exact
             return
         self.values.append(_NONE)
@@ -54,9 +58,24 @@ class Column:
         self.reason = self.reason or (figure.reason if figure is not None else "it was not read")
 
     def figures(self) -> list[Measured | int]:
-        """For :func:`pytest_vram.checks.judge_idle`: bytes, and one object for all turns without."""
+        """For :func:`pytest_vram.checks.judge_idle`: bytes, and one object for all turns without.
+
+        What is small enough to be taken for another unit, or for nothing, is a reading of its source.
+        """
         hole = Unmeasurable(reason=self.reason or "it was not read")
-        return [hole if value == _NONE else value for value in self.values]
+        small: dict[int, Reading] = {}
+        return [self._figure(value, hole, small) for value in self.values]
+
+    def _figure(self, value: int, hole: Unmeasurable, small: dict[int, Reading]) -> Measured | int:
+        if value == _NONE:
+            return hole
+        if value >= LEAST:
+            return value
+        if value not in small:
+            small[value] = Reading(
+                bytes=value, source=self.source, scope=self.scope, device=self.device, exact=self.exact
+            )
+        return small[value]
 
 
 class Breach(msgspec.Struct, frozen=True, kw_only=True):

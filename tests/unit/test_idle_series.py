@@ -15,6 +15,7 @@ import pytest
 from pytest_vram.checks import IdleVerdict, judge_idle
 from pytest_vram.errors import BadInput
 from pytest_vram.readings import Measured, Reading, Unmeasurable
+from pytest_vram.sessions.soak_series import Column
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -106,8 +107,65 @@ def test_figures_in_another_unit_are_invalid() -> None:
     assert found.kind == "invalid"
     assert "the highest is 3,119" in found.text
     assert judge_idle(readings, floor=64, wander=0).kind == "leak"
-    assert judge_idle([0] * 120).kind == "flat"
     assert judge_idle({"torch-allocated": readings, "process": rising(120)}).kind == "leak"
+    for layer in ("process", "device", "host"):
+        named = judge_idle({layer: readings, "torch-allocated": flat(120)})
+        assert named.kind == "invalid"
+        assert f"All readings of `{layer}` are below 1 MiB" in named.text
+
+
+def test_nothing_all_night_is_no_pass() -> None:
+    """Plain zeros are a counter that could not be read; a reading that says 0 is one, as of a card that is not used."""
+    zeros = [0] * 120
+    for found in (judge_idle(zeros), judge_idle({"process": zeros, "device": rising(120, 4)})):
+        assert found.kind == "invalid"
+        assert "are 0: nothing that serves a model holds no memory" in found.text
+    assert judge_idle([reading(0)] * 120).kind == "flat"
+    assert judge_idle({"torch-allocated": zeros, "process": flat(120)}).kind == "flat"
+    column = Column(0)
+    for size in zeros:
+        column.add(reading(size))
+    assert judge_idle({"process": column.figures()}).kind == "flat"
+
+
+@pytest.mark.parametrize("cycle", [True, False])
+@pytest.mark.parametrize(("period", "turns"), [(3, 120), (6, 300), (7, 120), (15, 120)])
+def test_a_leak_of_some_turns_alone_is_never_flat(period: int, turns: int, cycle: bool) -> None:
+    """20 MiB a cycle at one phase, which is no cycle's level: open, with the turns that rise."""
+    readings = series(turns, lambda turn: 20.0 * (turn // period) if turn % period == 0 else 0.0, 2.0)
+    found = judge_idle(readings, cycle=period if cycle else None)
+    assert found.kind == "inconclusive"
+    assert "rise" in found.text
+    if cycle:
+        assert f"at one turn of each cycle of {period} (turns" in found.text
+        assert "again and again" in found.text
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "The last turn stands"), (2, "The last 2 turns stand")])
+def test_turns_at_the_end_that_stand_above_all_others_are_told(count: int, said: str) -> None:
+    """One or two are a spike or a jump; a spike that has been there before is none of them."""
+    readings = flat(120 - count) + [5000 * MIB] * count
+    found = judge_idle(readings)
+    assert found.kind == "inconclusive"
+    assert said in found.text
+    readings[60] = 5000 * MIB
+    assert judge_idle(readings).kind == "flat"
+
+
+def test_levels_that_rise_with_each_restart_are_told() -> None:
+    """No slope goes across a restart, but the text does not keep it back."""
+    levels = [size + 500 * MIB * (turn // 30) for turn, size in enumerate(flat(120))]
+    found = judge_idle(levels, segments=[30, 60, 90])
+    assert found.kind == "flat"
+    assert re.search(r"the last by 1,(49|50)\d(\.\d)? MiB above the first: look for what a restart leaves", found.text)
+
+
+def test_what_is_not_used_is_said() -> None:
+    """Indices that no turn has, and caps of unknown caches."""
+    found = judge_idle(flat(120), events=[500, -1], segments=[120], caps={"prompt_cache": GIB})
+    assert "`events` has 500, -1, which is the index of none of the 120 turns: not used." in found.text
+    assert "`segments` has 120" in found.text
+    assert "`prompt_cache` is none of the known caches (prompt-cache, " in found.text
 
 
 def test_hours_left_of_a_flat_series_have_no_latest() -> None:
@@ -329,6 +387,13 @@ def test_what_varies_too_much_is_open() -> None:
         ({"p_value": 2.0}, "write a share below 1"),
         ({"p_value": float("nan")}, "write a number"),
         ({"blocks": 2}, "needs 4 or more"),
+        ({"minimum": 1}, "needs 8 turns or more"),
+        ({"cycle": 1.5}, "The cycle of judge_idle is 1.5"),
+        ({"events": 5}, "`events` of judge_idle is 5; write a list"),
+        ({"caps": [1]}, "`caps` of judge_idle is [1]; write bytes by the names"),
+        ({"caps": {"prompt-cache": None}}, "`prompt-cache` of judge_idle is None"),
+        ({"tokens": ["a"] * 70}, "`tokens` of judge_idle has 'a'; write a number"),
+        ({"seconds": [None] * 70}, "`seconds` of judge_idle has None; write a number"),
         ({"cycle": 0}, "The cycle of judge_idle is 0"),
         ({"limit": -1}, "`limit` of judge_idle is -1"),
         ({"caps": {"prompt-cache": "8GiB"}}, "`prompt-cache` of judge_idle"),
@@ -340,8 +405,15 @@ def test_what_varies_too_much_is_open() -> None:
 )
 def test_what_cannot_be_used_is_said_in_one_sentence(given: dict[str, Any], said: str) -> None:
     """Unknown thresholds, values out of range and lists of other lengths."""
-    with pytest.raises(BadInput, match=said.replace("(", r"\(")):
+    with pytest.raises(BadInput, match=re.escape(said)):
         judge_idle(flat(70), **given)
+
+
+@pytest.mark.parametrize("given", [{"process": None}, {5: [1]}, "abc", None])
+def test_what_is_no_list_of_figures_is_said(given: Any) -> None:
+    """Sources by name, or one list."""
+    with pytest.raises(BadInput, match="of judge_idle is|by the names of layers"):
+        judge_idle(given)
 
 
 def test_thresholds_are_used() -> None:

@@ -220,7 +220,8 @@ def test_only_a_pass_says_what_a_pass_does_not_prove(tmp_path: Path) -> None:
         said = lines(document(soak.journal, soak.series, soak.verdict(end), end, amount=soak.amount.text))
         assert said[0].startswith(f"soak nightly: {outcome}")
         assert any(line.startswith("A pass holds for these conversations") for line in said) == (outcome == "PASSED")
-        assert max(map(len, said)) <= 80
+        # But for the name of the folder, which is as long as it is.
+        assert max(len(line) for line in said if str(tmp_path) not in line) <= 80
 
 
 def test_tool_calls_are_judged_by_turn_and_by_fill(tmp_path: Path) -> None:
