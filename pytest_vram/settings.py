@@ -41,11 +41,12 @@ _INDEXED = ("cuda", "vulkan", "rpc")
 DEVICES = "auto, cpu, predicted, cuda:0, a GPU UUID, drm:card0, vulkan:0 or rpc:0 (several joined by commas)"
 REPORTS = (".json",)
 #: What a soak's amount is counted in, with seconds for each; turns have none.
-_UNITS = {"turn": 0, "turns": 0, "h": 3600, "hour": 3600, "hours": 3600, "m": 60, "min": 60, "minutes": 60}
+_UNITS = {"turn": 0, "turns": 0, "h": 3600, "hour": 3600, "hours": 3600, "m": 60, "min": 60}
+_UNITS |= {"minute": 60, "minutes": 60}
 _AMOUNT = re.compile(rf"(\d{{1,7}}(?:\.\d{{1,3}})?)\s*({'|'.join(_UNITS)})", re.ASCII)
 #: Largest soak: a month, or so many turns.
 MOST_TURNS, MOST_HOURS = 1_000_000, 720
-AMOUNTS = f"300turns, 8h or 20m, at most {MOST_TURNS} turns or {MOST_HOURS} hours"
+AMOUNTS = f"300turns, 8h or 20m (8hours and 20min are the same), at most {MOST_TURNS} turns or {MOST_HOURS} hours"
 
 T = TypeVar("T")
 
@@ -283,7 +284,8 @@ def _leases(value: object) -> bool:
 
 
 def parse_soak(value: object) -> Amount:
-    """``300turns``, ``8h`` or ``20m``.
+    """``300turns``, ``8h`` or ``20m``; units are ``turn``, ``turns``, ``h``, ``hour``, ``hours``, ``m``, ``min``, ``minute``
+    and ``minutes``, with or without spaces before them; hours and minutes may have up to three decimals.
 
     :raises ValueError: with what is accepted.
     """

@@ -59,24 +59,29 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
     free = msgspec.structs.replace(found, budget=None, reserve=0)
     here = project.find(Path.cwd()).root
     made = Run(free, file, new_identity(here), role="controller", worker=None)
+    # What is wrong in a word is said before what is wrong with the machine.
+    spec = made.pool.spec(options.backend or found.backend or file.default)
+    names = options.conversation or sessions.shipped()
+    conversations = tuple(sessions.load(name, base=Path.cwd()) for name in names)
+    host_limit = _size(options.host_budget, "--host-budget")
+    accuracy = _share(options.target, "target", 1.0)
+    retention = _share(options.retention, "retention", 1.0) or Gates().retention
     if not made.measurable:
         raise BadInput(f"{made.why_unmeasurable()}; {ways_on(found)}")
-    spec = made.pool.spec(options.backend or found.backend or file.default)
     made.pool.plan(spec)  # what cannot be started is said before anything is
-    names = options.conversation or sessions.shipped()
     place = "--budget" if options.budget is not None else found.places.get("budget", "")
     wanted = soaking.Wanted(
         name=spec.name,
         folder=_folder(options, found, here, spec.name),
         amount=amount,
         spec=spec,
-        conversations=tuple(sessions.load(name, base=Path.cwd()) for name in names),
+        conversations=conversations,
         gates=Gates(
             limit=found.budget,
             limit_from=place,
-            host_limit=_size(options.host_budget, "--host-budget"),
-            accuracy=_share(options.target, "target", 1.0),
-            retention=_share(options.retention, "retention", 1.0) or Gates().retention,
+            host_limit=host_limit,
+            accuracy=accuracy,
+            retention=retention,
             context=soaking.context_of(spec),
             caps=soaking.caps_of(spec),
             capacity=soaking.capacity_of(made),

@@ -8,7 +8,7 @@ import argparse
 def of_soak(parser: argparse.ArgumentParser) -> None:
     """Add them; what their values mean is read by :mod:`pytest_vram.cli.soak`."""
     add = parser.add_argument
-    add("amount", nargs="?", metavar="AMOUNT", help="300turns, 8h or 20m (default: 120turns)")
+    add("amount", nargs="?", metavar="AMOUNT", help="300turns, 8h (8hours) or 20m (20min); default: 120turns")
     add("--turns", metavar="N", help="the same as AMOUNT of Nturns")
     add("--hours", metavar="H", help="the same as AMOUNT of Hh")
     add("--backend", metavar="NAME", help="backend of the config file (default: its default)")

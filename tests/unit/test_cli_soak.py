@@ -13,6 +13,7 @@ import pytest
 from pytest_vram.cli import main
 from pytest_vram.report import schemas
 from pytest_vram.sessions.soak_lines import GROUPS, logfmt
+from pytest_vram.settings import parse_soak
 from pytest_vram.testing.scripted import Script, backend_table
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -48,6 +49,10 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         (("3turns", "--conversation", "cron-chekc"), "cron-check"),
         (("3turns", "--host-budget", "much"), "from --host-budget"),
         (("3turns", "--vram-device", "predicted"), "a soak measures"),
+        (("3turns", "--vram-device", "cuda:0", "--backend", "other"), "'other' is not in the spec file"),
+        (("3turns", "--vram-device", "cuda:0", "--conversation", "cron-chekc"), "cron-check"),
+        (("3turns", "--vram-device", "cuda:0", "--target", "94"), "--target '94' is not a share"),
+        (("12", "--vram-device", "cuda:0"), "(8hours and 20min are the same)"),
         (("3turns", "--frequently"), "does not take '--frequently'"),
     ],
 )
@@ -60,6 +65,26 @@ def test_what_cannot_be_used_is_refused_before_anything_starts(
     assert message in err
     assert "Traceback" not in err
     assert not Path(".vram").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "turns", "seconds"),
+    [
+        ("1turn", 1, None),
+        ("300 turns", 300, None),
+        ("8hours", None, 28_800),
+        ("1.5 hour", None, 5_400),
+        ("20 min", None, 1_200),
+        ("1minute", None, 60),
+        ("90minutes", None, 5_400),
+    ],
+)
+def test_amounts_have_the_units_that_the_page_on_settings_lists(
+    text: str, turns: int | None, seconds: float | None
+) -> None:
+    """Written out or short, with or without a space."""
+    amount = parse_soak(text)
+    assert (amount.turns, amount.seconds) == (turns, seconds)
 
 
 def test_a_soak_leaves_a_report_a_log_and_a_journal_that_can_be_made_longer(cli: Cli) -> None:
