@@ -72,11 +72,10 @@ def _rises(groups: Sequence[Sequence[Point]], floor: float, p_value: float) -> f
 def _phase(groups: Sequence[Sequence[tuple[int, float]]], period: int, floor: float, p_value: float) -> Hidden | None:
     best: Hidden | None = None
     for phase in range(period):
-        own = [[point for point in points if point[0] % period == phase] for points in groups]
+        own = [own for points in groups if (own := [point for point in points if point[0] % period == phase])]
         growth = _rises([_blocks(points, MEDIANS, median) for points in own], floor, p_value)
         if growth is not None and (best is None or growth > best.bytes):
-            first = next(points[0][0] for points in own if points)
-            best = Hidden(reason="phase", turn=first, bytes=round(growth), count=period)
+            best = Hidden(reason="phase", turn=own[0][0][0], bytes=round(growth), count=period)
     return best
 
 
