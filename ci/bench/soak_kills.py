@@ -98,11 +98,10 @@ def main() -> int:
             shape, door = SHAPES[number // 2 % len(SHAPES)], DOORS[number % 2]
             row: dict[str, Any] = {"deaths": [], "broken": []}
             while not row["deaths"] and not row["broken"]:  # one that ended before anything happened to it is no trial
-                row = Trial(chance, shape, door, options.turns, options.most_deaths, options.keep).run()
+                trial = Trial(chance, shape, door, options.turns, options.most_deaths, options.keep)
+                row = trial.run(wanted[shape, door])
             row |= {"number": number, "wanted": wanted[shape, door]}
             row["kind"] = "same" if row["outcome"] == row["wanted"] else row["outcome"]
-            if row["kind"] not in ("same", "inconclusive"):
-                row["broken"].append(f"{row['outcome']} instead of {row['wanted']}")
             print(json.dumps(row), flush=True)
             return row
 
@@ -184,8 +183,11 @@ class Trial:
         self.runs = 0
         self.slowest = 0.0
 
-    def run(self) -> dict[str, Any]:
-        """Soak until it ends. :returns: what it met and showed, and which promise it broke."""
+    def run(self, wanted: str | None = None) -> dict[str, Any]:
+        """Soak until it ends.
+
+        :param wanted: the undisturbed verdict. :returns: what it met and showed, and which promise it broke.
+        """
         self.base = Path(tempfile.mkdtemp(prefix="vram-soak-kills-"))
         _FOLDERS.add(self.base)
         self.project, self.room = self.base / "project", self.base / "disk"
@@ -203,6 +205,9 @@ class Trial:
             self._write_project()
             found = self._until_it_ends()
             self._hold_against_the_record()
+            outcome = found.get("verdict", {}).get("outcome", "none")
+            if wanted is not None and outcome not in (wanted, "inconclusive"):
+                self._break(f"{outcome} instead of {wanted}")
         except VramError as error:  # a journal that is damaged, above all
             self._break(str(error))
         finally:
