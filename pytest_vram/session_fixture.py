@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pytest_vram.sessions import Conversation, Gauge, KeeperGauge, NoGauge, Session, load
 from pytest_vram.sessions.session import SETTLE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pytest_vram.backends.pool import RunningBackend
     from pytest_vram.run import Attempt, Run
 
@@ -50,7 +49,9 @@ class Sessions:
         :raises BadInput: a conversation that cannot be used.
         """
         run, attempt, plan = self._run, self._attempt, self._attempt.plan
-        listed = [conversation] if isinstance(conversation, str | os.PathLike | Conversation) else list(conversation)
+        single = isinstance(conversation, str) or not isinstance(conversation, Sequence)
+        # Whatever else it is: reading it says so.
+        listed = [cast("Named", conversation)] if single else list(cast("Sequence[Named]", conversation))
         session = Session(
             self._backend,
             [load(one, base=self._base(one)) for one in listed],
@@ -76,7 +77,7 @@ class Sessions:
         return KeeperGauge(run.call, lambda: attempt.window)
 
     def _base(self, named: Named) -> Path:
-        if not isinstance(named, Conversation) and (self._folder / named).exists():
+        if isinstance(named, str | os.PathLike) and (self._folder / named).exists():
             return self._folder
         return Path(self._run.identity.rootdir)
 

@@ -270,6 +270,10 @@ def conversation_of(value: Any, label: str, tools: Toolbox) -> Conversation:
     if not name.isprintable() or len(name) > 80:
         raise BadInput(printable(f"{label}: name is not a name: give up to 80 printable characters"))
     offered = list_of(optional(fields, "tools", []), f"{label}: tools", "tools")
+    named = [one if isinstance(one, str) else one.get("name") for one in offered if isinstance(one, str | dict)]
+    twice = next((one for one in named if isinstance(one, str) and named.count(one) > 1), None)
+    if twice is not None:
+        raise BadInput(printable(f"{label}: tools has {twice!r} twice: a tool is offered once"))
     listed = list_of(fields["turns"], f"{label}: turns", "turns")
     if not 1 <= len(listed) <= MOST_TURNS:
         raise BadInput(printable(f"{label}: turns has {len(listed)}: a conversation has 1 to {MOST_TURNS:,} of them"))

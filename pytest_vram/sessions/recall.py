@@ -184,6 +184,9 @@ def ask(
     :raises BackendError: the server did not answer.
     """
     planted = facts(count, seed)
+    given: object = context  # tests are rarely type-checked
+    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
+        raise BadInput(f"context={given!r:.60} of a recall check: write a number of tokens, 1 or more")
     asked_with = spec if spec is not None else backend.spec
     size = context if context is not None else _told(backend)
     count_tokens = Counter(getattr(backend.client, "tokenize", None))
@@ -313,6 +316,10 @@ def judge(
 
     :raises BadInput: a target or a confidence that is none, or arms of different facts.
     """
+    for arm in (with_summary, without):
+        given: object = arm
+        if not isinstance(given, RecallArm):
+            raise BadInput(f"{given!r:.60} is no arm of a recall check: give both that `recall.ask` returned")
     shares: dict[str, object] = {"target": target, "confidence": confidence}
     for name, value in shares.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:

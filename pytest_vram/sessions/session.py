@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from pytest_vram.backends.record import RequestRecord
-from pytest_vram.errors import BackendDied, BackendError, BadInput, RequestFailed
+from pytest_vram.errors import BackendDied, BackendError, BadInput, RequestFailed, WindowFull
 from pytest_vram.sessions import table
 from pytest_vram.sessions.conversations import Conversation, ScriptedTurn
 from pytest_vram.sessions.gauge import Gauge, NoGauge, Peaks, Rest
@@ -70,10 +72,10 @@ class Step(NamedTuple):
 class Session:
     """Conversations on a running backend, in cycles.
 
-    Each turn sends what the user says; where the script expects calls, their results follow in a second request. The
-    conversation goes on as the script has it, not with what the model answered, so that turns of one phase have
-    prompts of one length; what the model answered is judged. With each cycle the conversation begins anew, unless
-    ``carry``.
+    It is for one thread at a time. Each turn sends what the user says; where the script expects calls, their
+    results follow in a second request. The conversation goes on as the script has it, not with what the model
+    answered, so that turns of one phase have prompts of one length; what the model answered is judged. With each
+    cycle the conversation begins anew, unless ``carry``.
 
     :param backend: it must be ready. :param conversations: one or several; a cycle runs each of them once.
     :param gauge: reads memory; without one nothing is measured.
@@ -122,6 +124,7 @@ class Session:
         self._number = start - 1
         self._generation = backend.generation
         self._steps = [(one, own) for one in self.conversations for own in range(len(one.turns))]
+        self._told = context is None
         self._context_size = context if context is not None else self._told_context()
         self._count: Counter | None = None
         if self._context_size is not None:
@@ -129,6 +132,7 @@ class Session:
         self._history: History | None = None
         self._seen: set[tuple[str, bytes]] = set()
         self._events: list[str] = []
+        self._busy = threading.Lock()
 
     # ------------------------------------------------------------ where it is
 
@@ -170,6 +174,10 @@ class Session:
 
         :raises BackendError: the server did not answer.
         """
+        with self._alone():
+            return self._warm_up()
+
+    def _warm_up(self) -> Turn:
         sizes = [sum(len(turn.user) + sum(map(len, turn.results)) for turn in one.turns) for one in self.conversations]
         conversation = self.conversations[sizes.index(max(sizes))]
         own = conversation.largest
@@ -196,7 +204,13 @@ class Session:
         return turn
 
     def run(self, turns: int | None = None) -> list[Turn]:
-        """Take so many turns, by default one cycle."""
+        """Take so many turns, by default one cycle.
+
+        :raises BadInput: a number below 1. :raises BackendError: as :meth:`turn`.
+        """
+        given: object = turns  # tests are rarely type-checked
+        if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
+            raise BadInput(f"turns={given!r:.60} of a session: write a whole number, 1 or more")
         return [self.turn() for _ in range(self.cycle if turns is None else turns)]
 
     def take(self) -> Turn:
@@ -204,6 +218,10 @@ class Session:
 
         :raises BadInput: a message does not fit into the context. :raises KeeperError: nothing can be measured now.
         """
+        with self._alone():
+            return self._take()
+
+    def _take(self) -> Turn:
         number = self._number + 1
         step = self.step(number)
         if self._history is None and (self.carry or step.own):
@@ -221,6 +239,27 @@ class Session:
         """Stop the server and start it again: a new segment begins. The conversation goes on."""
         self.backend.restart()
         self._notice_restart()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One turn at a time: turns that overlap would share figures, numbers and messages.
+
+        :raises BadInput: another thread takes a turn, or the conversation does not fit into the context.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise BadInput("a turn of this session is being taken by another thread: give each thread its own session")
+        try:
+            yield
+        except WindowFull as error:
+            told = "the server's" if self._told else "`context`"
+            raise BadInput(
+                f"turn {self._number + 1} of conversation {self.step(self._number + 1).conversation.name!r} does not"
+                f" fit into the context of {self._context_size} tokens ({told}), of which an answer takes up to"
+                f" {max(turn.output_cap for one in self.conversations for turn in one.turns)} and {SPARE} are spare:"
+                f" {error}"
+            ) from None
+        finally:
+            self._busy.release()
 
     def _notice_restart(self) -> None:
         if self.backend.generation != self._generation:
@@ -350,7 +389,9 @@ class Session:
         return repeated
 
     def _record(self, number: int, step: Step, said: _Said, seen: Peaks, rest: Rest, history: History) -> Turn:
-        context = said.tokens_in + said.tokens_out_last if said.tokens_in is not None else None
+        context = None
+        if said.tokens_in is not None and said.tokens_out_last is not None:
+            context = said.tokens_in + said.tokens_out_last
         events, self._events = [*self._events, *history.take_events()], []
         return Turn(
             number=number,
@@ -405,8 +446,8 @@ class _Said:
 
     def __init__(self) -> None:
         self.tokens_in: int | None = None
-        self.tokens_out: int | None = None
-        self.tokens_out_last = 0
+        self.tokens_out: int | None = 0
+        self.tokens_out_last: int | None = None
         self.latency = 0.0
         self.first: float | None = None
         self.kinds: list[str] = []
@@ -439,9 +480,10 @@ class _Said:
             self.result, self.error = "error", heard.detail
         if heard.tokens_in is not None:
             self.tokens_in = heard.tokens_in  # the last request's has all before it
-        if heard.tokens_out is not None:
-            self.tokens_out = (self.tokens_out or 0) + heard.tokens_out
-            self.tokens_out_last = heard.tokens_out
+        # An answer that was cut off has no count: the turn's is not known then, and not what is left of it.
+        known = self.tokens_out is not None and heard.tokens_out is not None
+        self.tokens_out = (self.tokens_out or 0) + (heard.tokens_out or 0) if known else None
+        self.tokens_out_last = heard.tokens_out
         if records:
             record = records[-1]
             if record.tokens_out and record.tokens_per_second:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +155,7 @@ def test_a_file_of_ones_own_is_read(tmp_path: Path) -> None:
         (changed(user={"lines": ["x" * 1000], "count": 20_000}), "more than 4 MiB"),
         (changed(user={"lines": ["x"], "count": 10**9}), "count is 1000000000"),
         ({**MINIMAL, "tools": ["no_such_tool"]}, "no_such_tool"),
+        ({**MINIMAL, "tools": ["service_status", "service_status"]}, "tools has 'service_status' twice"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_told_in_one_sentence(tmp_path: Path, content: Any, message: str) -> None:
@@ -219,6 +222,48 @@ def test_messages_leave_before_the_context_overflows() -> None:
     assert all((turn.tokens_in or 0) <= 2600 - (turn.output_cap or 0) for turn in session)
     with pytest.raises(BadInput, match="raise the context"):
         Session(Scripted(), SHIPPED[0], context=100).turn()
+
+
+def test_a_context_that_is_too_small_is_told_in_the_sessions_words() -> None:
+    """Which turn of which conversation, what was given, and what of it is not for the prompt."""
+    said = "turn 1 of conversation 'cron-check' does not fit into the context of 300 tokens (`context`), of which an"
+    session = Session(Scripted(), load("cron-check"), context=300, carry=True)
+    with pytest.raises(BadInput, match=re.escape(said)) as raised:
+        session.run(2)
+    assert type(raised.value) is BadInput
+
+
+@pytest.mark.parametrize("turns", [0, -3, 1.5, "x", True])
+def test_a_number_of_turns_that_is_none_is_told(turns: Any) -> None:
+    """A session of no turns would pass any test."""
+    with pytest.raises(BadInput, match=r"turns=.* of a session: write a whole number, 1 or more"):
+        Session(Scripted(), SHIPPED[0]).run(turns)
+
+
+def test_tokens_of_an_answer_without_a_count_are_not_known() -> None:
+    """What is left of a turn's answers is not its count; the context is that of the last request."""
+    session = Session(Scripted(Script(faults=[Fault(kind="http_500_parse", requests=[2])])), load("cron-check"))
+    whole, cut = session.run(2)
+    assert whole.tokens_out
+    assert cut.tokens_out is None
+    assert cut.kinds == ["server_parse_error"]
+    assert (cut.context or 0) > (cut.tokens_in or 0) > 0
+
+
+def test_a_session_is_for_one_thread_at_a_time() -> None:
+    """The second one is told, and its turn is not taken."""
+    session: Session
+
+    class Meeting(Gauge):
+        def end(self, begun: object) -> Peaks:
+            with pytest.raises(BadInput, match="by another thread: give each thread its own session"):
+                pool.submit(session.turn).result()
+            return super().end(begun)
+
+    session = Session(Scripted(), SHIPPED[0], gauge=Meeting())
+    with ThreadPoolExecutor(1) as pool:
+        session.run(2)
+    assert [turn.number for turn in session] == [1, 2]
 
 
 def test_a_restart_begins_a_segment_and_trouble_is_kept() -> None:
@@ -331,6 +376,11 @@ def test_recall_needs_a_context_that_is_known_and_large_enough() -> None:
     for context in (50, 500):
         with pytest.raises(BadInput):
             recall.ask(Scripted(cases=[]), context=context)
+    for context in ("4k", 0, True):
+        with pytest.raises(BadInput, match="of a recall check: write a number of tokens"):
+            recall.ask(Scripted(cases=[]), context=context)  # type: ignore[arg-type]  # what a test may pass
+    with pytest.raises(BadInput, match="None is no arm of a recall check"):
+        recall.judge(None, None)  # type: ignore[arg-type]  # what a test may pass
     for count in (0, 1000, True):
         with pytest.raises(BadInput):
             recall.ask(Scripted(cases=[]), context=3000, count=count)
