@@ -284,8 +284,8 @@ def _leases(value: object) -> bool:
 
 
 def parse_soak(value: object) -> Amount:
-    """``300turns``, ``8h`` or ``20m``; units are ``turn``, ``turns``, ``h``, ``hour``, ``hours``, ``m``, ``min``, ``minute``
-    and ``minutes``, with or without spaces before them; hours and minutes may have up to three decimals.
+    """``300turns``, ``8h`` or ``20m``; units are ``turn``, ``turns``, ``h``, ``hour``, ``hours``, ``m``, ``min``,
+    ``minute`` and ``minutes``, with or without spaces before them; hours and minutes may have up to three decimals.
 
     :raises ValueError: with what is accepted.
     """

@@ -264,6 +264,7 @@ def _run_locked(
     talker.backend = backend
     period = sum(len(one.turns) for one in wanted.conversations)
     series = Series(period=period, limit=wanted.gates.limit, context=wanted.gates.context)
+    series.engine = wanted.spec.log or wanted.spec.engine
 
     def fold(line: TurnLine) -> None:
         series.add(line.turn, line.spent)

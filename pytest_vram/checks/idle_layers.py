@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from pytest_vram.checks.idle_engines import CACHES_OFF, UNKNOWN, WORKSPACE, About
 from pytest_vram.checks.idle_readings import USAGE, Cleaned
 from pytest_vram.checks.idle_trend import Thresholds, Trend
 from pytest_vram.units import MIB, mib
@@ -18,8 +19,6 @@ PROCESS, DEVICE, HOST = "process", "device", "host"
 TORCH = (ALLOCATED, RESERVED, SPLIT)
 #: The driver's figure of the process less what torch reserved of it: no layer that is given, but one that is judged.
 OUTSIDE = "process - torch-reserved"
-#: A workspace of cuBLAS, one for each handle and stream, in bytes.
-WORKSPACE = 8_519_680
 #: A counter of the driver is whole pages, and other allocations come between.
 NEAR = 64 << 10
 MOST_WORKSPACES = 16
@@ -42,9 +41,7 @@ CAP_WORDS = {
     "workspaces": "workspaces of cuBLAS",
 }
 
-CACHES_OFF = "a soak with --cache-ram 0 --ctx-checkpoints 0, or one that is long enough to fill both to their caps"
 EMPTY_CACHE = "torch.cuda.empty_cache() after a turn: what falls was the allocator's cache"
-GIVE_LAYERS = "the same soak with the sources apart (torch-allocated, torch-reserved, process, host)"
 LONGER = "a longer run"
 
 
@@ -73,12 +70,21 @@ def outside_torch(layers: Mapping[str, Cleaned]) -> list[float | None] | None:
 
 
 def combine(
-    trends: Mapping[str, Trend], cleaned: Mapping[str, Cleaned], rule: Thresholds, caps: Mapping[str, int]
+    trends: Mapping[str, Trend],
+    cleaned: Mapping[str, Cleaned],
+    rule: Thresholds,
+    caps: Mapping[str, int],
+    about: About = UNKNOWN,
 ) -> Found:
-    """One verdict of all layers: the innermost leak, else what is open, else a step, a warm-up, or nothing."""
+    """One verdict of all layers: the innermost leak, else what is open, else a step, a warm-up, or nothing.
+
+    :param about: whose memory it is: it chooses words, and never the verdict.
+    """
     unread = _unread(cleaned, rule)
     said = [
-        _of_layer(layer, trends, cleaned, rule, caps) for layer in trends if layer not in unread and layer != OUTSIDE
+        _of_layer(layer, trends, cleaned, rule, caps, about)
+        for layer in trends
+        if layer not in unread and layer != OUTSIDE
     ]
     found = [one for one in said if one is not None]
     for kind in ("leak", "inconclusive"):
@@ -147,6 +153,7 @@ def _of_layer(
     cleaned: Mapping[str, Cleaned],
     rule: Thresholds,
     caps: Mapping[str, int],
+    about: About,
 ) -> Found | None:
     """What one layer says; ``None`` where another layer speaks for it."""
     trend = trends[layer]
@@ -156,7 +163,7 @@ def _of_layer(
     if layer in (DEVICE, USAGE) and not rises:
         # The whole device, or a pool inside of it, decides only where nothing else is there.
         alone = all(other in (DEVICE, USAGE) for other in cleaned)
-        return _plain(layer, meant, trend, cleaned[layer]) if alone else None
+        return _plain(layer, meant, trend, cleaned[layer], about) if alone else None
     if layer == USAGE:
         return _usage(trends, trend)
     if layer == DEVICE and len(cleaned) > 1:
@@ -164,20 +171,20 @@ def _of_layer(
     if layer == SPLIT:
         return None
     if meant == RESERVED:
-        return _reserved(layer, trends, cleaned, trend, caps)
+        return _reserved(layer, trends, cleaned, trend, caps, about)
     if layer == PROCESS and OUTSIDE in trends:
-        return _process(trends, cleaned)
+        return _process(trends, cleaned, about)
     if rises:
-        return _capped(layer, meant, trend, cleaned[layer], rule, caps) or _leak(layer, meant, trends, cleaned)
-    return _plain(layer, meant, trend, cleaned[layer])
+        return _capped(layer, meant, trend, cleaned[layer], rule, caps) or _leak(layer, meant, trends, cleaned, about)
+    return _plain(layer, meant, trend, cleaned[layer], about)
 
 
-def _plain(layer: str, meant: str, trend: Trend, cleaned: Cleaned) -> Found:
+def _plain(layer: str, meant: str, trend: Trend, cleaned: Cleaned, about: About) -> Found:
     """A layer that is no leak, as it stands."""
     alike: list[str] = []
     settles: list[str] = []
     if trend.kind in ("step", "warming", "inconclusive") and trend.reason not in ("short", "cycle", "noisy"):
-        alike = _alike(meant, trend, cleaned)
+        alike = _alike(meant, cleaned, about)
     if trend.kind == "inconclusive":
         settles = [_settles(trend)]
     grows = trend.kind in ("step", "warming") or trend.reason in (
@@ -209,30 +216,29 @@ def _settles(trend: Trend) -> str:
     return LONGER
 
 
-def _leak(layer: str, meant: str, trends: Mapping[str, Trend], cleaned: Mapping[str, Cleaned]) -> Found:
-    trend = trends[layer]
-    alike, settles = _alike(meant, trend, cleaned[layer]), []
+def _leak(layer: str, meant: str, trends: Mapping[str, Trend], cleaned: Mapping[str, Cleaned], about: About) -> Found:
+    alike, settles = _alike(meant, cleaned[layer], about), []
     cause, said = "unknown", ""
     if meant == ALLOCATED:
         cause = "live tensors"
         said = "Live tensors grow: something keeps references to them."
-        settles = ["flush the framework's caches (prefix cache, kept past_key_values) after a turn and look again"]
+        settles = [about.settles_torch()]
     elif meant == HOST:
         said = "Host memory grows."
-        settles = [CACHES_OFF]
+        settles = [about.settles_host()]
     elif meant == DEVICE:
         said = "The whole device's figure grows; it does not say whose."
         settles = ["a figure of the process, or a device that nobody else uses"]
     elif layer == "":
-        settles = [GIVE_LAYERS]
+        settles = [about.settles_one_figure()]
     elif ALLOCATED in trends and trends[ALLOCATED].kind in ("flat", "step", "warming"):
         cause = "outside torch"
         said = "Live tensors do not grow, the process does: the growth is outside torch."
-        settles = ["a longer run: lazily loaded graphs and workspaces reach a level, a leak does not"]
+        settles = [about.settles_process()]
     return Found(kind="leak", of=layer, layer=layer, said=said, cause=cause, alike=alike, settles=settles)
 
 
-def _process(trends: Mapping[str, Trend], cleaned: Mapping[str, Cleaned]) -> Found | None:
+def _process(trends: Mapping[str, Trend], cleaned: Mapping[str, Cleaned], about: About) -> Found | None:
     """The process's figure where torch's share of it is known: what is left without that share."""
     outside, whole = trends[OUTSIDE], trends[PROCESS]
     if outside.kind == "leak" and whole.kind != "leak":
@@ -245,12 +251,12 @@ def _process(trends: Mapping[str, Trend], cleaned: Mapping[str, Cleaned]) -> Fou
             layer=PROCESS,
             cause="outside torch",
             said="What torch reserved does not account for it: the growth is outside torch.",
-            alike=_alike(PROCESS, outside, cleaned[PROCESS]),
-            settles=["a longer run: lazily loaded graphs and workspaces reach a level, a leak does not"],
+            alike=_alike(PROCESS, cleaned[PROCESS], about),
+            settles=[about.settles_process()],
         )
     if whole.kind == "leak":
         return None
-    return _plain(PROCESS, PROCESS, whole, cleaned[PROCESS])
+    return _plain(PROCESS, PROCESS, whole, cleaned[PROCESS], about)
 
 
 def _reserved(
@@ -259,11 +265,12 @@ def _reserved(
     cleaned: Mapping[str, Cleaned],
     trend: Trend,
     caps: Mapping[str, int],
+    about: About,
 ) -> Found | None:
     """What torch reserved: a cache that it gives back on request, unless live tensors fill it."""
     rises = trend.kind == "leak" or trend.reason in ("steps", "eases", "wanders", "weak")
     if not rises:
-        return _plain(layer, RESERVED, trend, cleaned[layer])
+        return _plain(layer, RESERVED, trend, cleaned[layer], about)
     live = trends.get(ALLOCATED)
     if live is not None and live.kind == "leak":
         return None
@@ -378,29 +385,24 @@ def _capped(
     )
 
 
-def _alike(meant: str, trend: Trend, cleaned: Cleaned) -> list[str]:
+def _alike(meant: str, cleaned: Cleaned, about: About) -> list[str]:
     """Known causes that look like this in this layer."""
-    alike = []
-    if workspaces(cleaned.values):
-        alike.append(f"workspaces of cuBLAS: it grows by multiples of {WORKSPACE:,} bytes")
+    counted = workspaces(cleaned.values)
     if meant == HOST:
-        alike += [
-            f"{CAP_WORDS['prompt-cache']}: 8 GiB unless set",
-            CAP_WORDS["context-checkpoints"],
-        ]
-    elif meant in (PROCESS, "rpc", ""):
-        if not alike:
-            alike.append("workspaces of cuBLAS")
-        alike.append("CUDA graphs that are captured as new shapes come")
-        if meant == "":
-            alike += ["the allocator's cache", f"{CAP_WORDS['prompt-cache']} in host memory"]
-    elif meant == ALLOCATED:
-        alike.append("a cache of the framework")
-    elif meant == RESERVED:
-        alike.append("the allocator's cache")
-    elif meant == DEVICE:
-        alike.append("another process")
-    return alike
+        return about.in_host()
+    if meant == ALLOCATED:
+        return about.in_torch()
+    if meant == RESERVED:
+        return ["the allocator's cache"]
+    if meant == DEVICE:
+        return ["another process"]
+    if meant == PROCESS:
+        return about.in_process(counted=counted)
+    if meant == "rpc":
+        return msgspec.structs.replace(about, library="rpc").in_process(counted=counted)
+    if meant == "":
+        return [*about.in_process(counted=counted), *about.in_one_figure()]
+    return about.in_process(counted=True) if counted else []
 
 
 def workspaces(values: Sequence[float | None]) -> bool:

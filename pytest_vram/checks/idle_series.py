@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from pytest_vram.checks import idle_layers, idle_words
+from pytest_vram.checks import idle_engines, idle_layers, idle_words
 from pytest_vram.checks.idle_readings import USAGE, Cleaned, clean, contradiction, too_small
 from pytest_vram.checks.idle_trend import SHORTEST, Thresholds, Trend, trend_of
 from pytest_vram.errors import BadInput
@@ -70,6 +70,8 @@ def judge_idle(
     tokens: Sequence[int] | None = None,
     capacity: int | None = None,
     caps: Mapping[str, int] | None = None,
+    engine: str | None = None,
+    device: str | None = None,
     **thresholds: Any,
 ) -> IdleVerdict:
     """Judge idle memory turn by turn.
@@ -90,6 +92,8 @@ def judge_idle(
     :param caps: bytes up to which a known cache may grow, by name: ``prompt-cache`` and ``context-checkpoints`` of
         llama.cpp (host), ``allocator-cache``, ``graphs``, ``workspaces``. A rise below its cap is never a leak.
         Another name may explain any layer, which is said.
+    :param engine: whose memory it is (``llama-server``, ``vllm``, ``transformers`` …), and ``device``, its label
+        (``cuda:0``, ``vulkan:0`` …): ``alike`` and ``settles`` name what can be there; no verdict depends on them.
     :param thresholds: see :class:`pytest_vram.checks.idle_trend.Thresholds`.
     :raises BadInput: a threshold that is unknown or out of range, lists of different lengths, or labels of turns
         where their indices belong.
@@ -124,7 +128,7 @@ def judge_idle(
     outside = idle_layers.outside_torch(cleaned)
     if outside is not None:
         trends[idle_layers.OUTSIDE] = trend_of(outside, thresholds=rule, cycle=cycle, events=events, segments=segments)
-    found = idle_layers.combine(trends, cleaned, rule, dict(caps or {}))
+    found = idle_layers.combine(trends, cleaned, rule, dict(caps or {}), idle_engines.about(engine, device))
     trend = trends.get(found.of) or next(iter(trends.values()), Trend(kind="inconclusive", reason="short"))
     shown = cleaned.get(found.layer or found.of)
     level = _level(shown)

@@ -114,11 +114,13 @@ class Series:
 
     :param period: turns after which the lengths repeat. :param limit: that no peak may be over.
     :param context: tokens that each turn should find served; ``None``: nothing is asked.
+    :ivar engine: whose memory it is, for the words alone; "": not known.
     :ivar breach: the first turn over the limit, for certain; ``unclear``: turns whose upper end is.
     """
 
     def __init__(self, *, period: int, limit: Limits | None = None, context: int | None = None) -> None:
         self.period = max(1, period)
+        self.engine = ""
         self.limit = limit
         self.context = context
         self.turns = 0
