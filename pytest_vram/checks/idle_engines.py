@@ -24,9 +24,20 @@ FAMILIES: dict[str, Family] = {
 }
 #: Engines that take llama-server's options by their names.
 FLAGS = ("llama-server", "llama.cpp", "ik_llama")
-#: Kind of a device → the library that kernels on it come from.
-LIBRARIES = {"cuda": "cuda", "uuid": "cuda", "gpu-": "cuda", "mig-": "cuda", "vulkan": "vulkan", "rpc": "rpc",
-             "drm": "other", "host": "host", "cpu": "host"}  # fmt: skip
+#: Beginning of a device's label, or of the source of its figures → the library that kernels on it come from.
+LIBRARIES = {
+    "nvml": "cuda",
+    "nvidia": "cuda",
+    "cuda": "cuda",
+    "uuid": "cuda",
+    "gpu-": "cuda",
+    "mig-": "cuda",
+    "vulkan": "vulkan",
+    "rpc": "rpc",
+    "drm": "other",
+    "host": "host",
+    "cpu": "host",
+}
 
 CACHES_OFF = "a soak with --cache-ram 0 --ctx-checkpoints 0, or one that is long enough to fill both to their caps"
 GRAPHS = "CUDA graphs that are captured as new shapes come"
@@ -123,7 +134,11 @@ UNKNOWN = About()
 
 
 def about(engine: str | None, device: str | None) -> About:
-    """:param engine: its name. :param device: a device's label (``cuda:0``, a GPU's UUID, ``vulkan:0``, ``rpc:…``)."""
+    """Whose memory a series is.
+
+    :param engine: its name.
+    :param device: its kind, as in ``cuda:0``, ``vulkan:0`` and ``rpc:…``, a GPU's UUID, or the source of its figures.
+    """
     label = (device or "").lower()
     library = next((name for kind, name in LIBRARIES.items() if label.startswith(kind)), "")
     return About((engine or "").lower(), library)

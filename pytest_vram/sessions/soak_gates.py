@@ -193,7 +193,8 @@ def _judged_between(
         capacity=gates.capacity.get(label),
         caps=gates.caps or None,
         engine=series.engine or None,
-        device=label,
+        # A card's number does not say what it is; who measures it does.
+        device=next((column.source for column in layers.values() if column.source), None),
         **thresholds,
     )
 

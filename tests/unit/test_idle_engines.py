@@ -6,6 +6,9 @@ import pytest
 
 from pytest_vram.checks import judge_idle
 from pytest_vram.checks.idle_engines import FAMILIES, WORKSPACE
+from pytest_vram.sessions.soak_gates import Gates, idle_of
+from pytest_vram.sessions.soak_series import Series
+from tests.unit.soak_kit import a_turn, reading
 
 MIB = 1 << 20
 RISE = [(3000 + turn) * MIB for turn in range(120)]
@@ -77,6 +80,22 @@ def test_cuda_is_named_on_cuda_alone() -> None:
     assert "cuBLAS" not in vulkan
     assert "RPC server's own library" in words("process", "llama-server", "rpc:127.0.0.1:50052")
     assert "CUDA" not in words("process", "llama-server", "drm:card0")
+
+
+@pytest.mark.parametrize(
+    ("source", "named"), [("nvml-process", "CUDA graphs"), ("vulkan", "Vulkan pipelines"), ("rpc-anon", "RPC server")]
+)
+def test_a_soak_names_what_its_engine_and_its_source_can_have(source: str, named: str) -> None:
+    """The source of a figure says what kind of device a numbered card is."""
+    series = Series(period=1)
+    series.engine = "vllm"
+    for number in range(120):
+        figure = reading((3000 + number) * MIB, source=source)
+        series.add(a_turn(number + 1, idle={"gpu0": figure}), 1.0)
+    found = idle_of(series, Gates())["gpu0"]
+    assert found.kind == "leak"
+    assert named in found.text
+    assert "llama.cpp" not in found.text
 
 
 def test_multiples_of_a_workspace_are_none_on_vulkan() -> None:
