@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 
 from pytest_vram.errors import BadInput
-from pytest_vram.windows.leaving import Part, Unit, belongs, leaving, without
+from pytest_vram.windows.leaving import Part, Unit, leaving, unanswerable, without
 from pytest_vram.windows.protocol import PINNED, Piece, Window, WindowFull, checked_limit
 
 
@@ -39,8 +39,9 @@ class CachedWindow(Window):
         return list(self._tokens)
 
     def append(self, piece: Piece) -> None:
-        if piece.answers is not None and not belongs(_parts(self._pieces), piece.answers):
-            raise BadInput(f"The tool result for call {piece.answers} has no such call in the window: append it first.")
+        wrong = unanswerable(_parts(self._pieces), piece.answers) if piece.answers is not None else ""
+        if wrong:
+            raise BadInput(f"The tool result for call {piece.answers} {wrong}: append the call, then one result.")
         pieces = [*self._pieces, piece]
         over = len(self._tokens) + len(piece.tokens) - self.limit
         gone = _chosen(pieces, leaving(_parts(pieces), keep=len(pieces) - 1), over)

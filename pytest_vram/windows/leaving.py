@@ -71,11 +71,15 @@ def units(parts: Sequence[Part]) -> list[Unit]:
     ]
 
 
-def belongs(parts: Sequence[Part], answers: str) -> bool:
-    """Whether the conversation has a call that a result with this id answers."""
-    if answers:
-        return any(answers in part.calls for part in parts)
-    return any(unit.open for unit in units(parts))
+def unanswerable(parts: Sequence[Part], answers: str) -> str:
+    """Why a result with this id cannot be taken in: no call asks for it, or it is there already; "" where it can."""
+    found = units(parts)
+    if not answers:
+        return "" if any(unit.open for unit in found) else "has no such call in the window"
+    asking = [unit for unit in found if any(answers in parts[place].calls for place in unit.members)]
+    if not asking:
+        return "has no such call in the window"
+    return "" if answers in asking[-1].open else "is there already"
 
 
 def last_said(found: Sequence[Unit]) -> Unit | None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pytest_vram.windows.protocol import Kind
     from pytest_vram.windows.spec import WindowSpec
 
+#: Sizes of pieces are drawn from so many, and scaled to the window.
+SIZES = 12
 _SHOWN = 40
 
 
@@ -32,40 +34,50 @@ def run(spec: WindowSpec) -> None:
 
     :raises Broken: an invariant does not hold; the message names it and lists the steps.
     """
-    longest = max(1, spec.longest)
 
     class WindowMachine(Conversation):
-        @initialize(system=st.integers(1, max(1, spec.system)), tools=st.integers(0, max(0, spec.system // 2)))
+        @initialize(system=st.integers(1, SIZES), tools=st.integers(0, SIZES))
         def begin(self, system: int, tools: int) -> None:
             self.start(spec)
             with self.told():
-                self.take("system", system)
-                if tools:
-                    self.take("tools", tools)
+                self.take("system", self.scaled(system, self.opening))
+                tokens = self.scaled(tools, self.opening // 2) if tools and self.opening > 1 else 0
+                if tokens:
+                    self.take("tools", tokens)
 
-        @rule(size=st.integers(1, longest), user=st.booleans())
+        @rule(size=st.integers(1, SIZES), user=st.booleans())
         def say(self, size: int, user: bool) -> None:
             with self.told():
-                self.take("user" if user else "assistant", size)
+                self.take("user" if user else "assistant", self.scaled(size))
 
         # The later ids repeat, as those of servers that number the calls of each reply anew.
-        @rule(size=st.integers(1, longest), count=st.integers(1, 3), again=st.booleans())
+        @rule(size=st.integers(1, SIZES), count=st.integers(1, 3), again=st.booleans())
         def call(self, size: int, count: int, again: bool) -> None:
             calls = tuple(f"c{place if again else self.number + place}" for place in range(count))
             with self.told():
-                self.take("call", size, calls=calls)
+                self.take("call", self.scaled(size), calls=calls)
 
         @precondition(lambda self: self.awaited())
-        @rule(size=st.integers(1, longest), which=st.integers(0, 2))
+        @rule(size=st.integers(1, SIZES), which=st.integers(0, 2))
         def answer(self, size: int, which: int) -> None:
             awaited = self.awaited()
             with self.told():
-                self.take("result", size, answers=awaited[which % len(awaited)])
+                self.take("result", self.scaled(size), answers=awaited[which % len(awaited)])
 
-        @rule(size=st.integers(1, longest))
+        @rule(size=st.integers(1, SIZES))
         def summarise(self, size: int) -> None:
             with self.told():
-                self.take("summary", size)
+                self.take("summary", self.scaled(size))
+
+        @rule(over=st.integers(1, 3), user=st.booleans())
+        def overflow(self, over: int, user: bool) -> None:
+            with self.told():
+                self.take("user" if user else "summary", self.window.limit + over)
+
+        @rule(size=st.integers(1, SIZES))
+        def orphan(self, size: int) -> None:
+            with self.told():
+                self.take_orphan(self.scaled(size))
 
         @rule(share=st.floats(0, 1))
         def evict(self, share: float) -> None:
@@ -112,6 +124,8 @@ class Conversation(RuleBasedStateMachine):
         self.number = 0
         self.asked: list[str] = []
         self.held: list[Piece] = []
+        self.longest = self.opening = 1
+        self.first: int | None = None
 
     def start(self, spec: WindowSpec) -> None:
         self.spec = spec
@@ -123,6 +137,13 @@ class Conversation(RuleBasedStateMachine):
             )
         self.window = made
         self.began = True
+        # Some six to ten pieces fill a window, whatever its limit.
+        self.longest = spec.longest if spec.longest is not None else max(1, made.limit * 3 // 16)
+        self.opening = spec.system if spec.system is not None else max(1, made.limit // 10)
+
+    def scaled(self, size: int, longest: int | None = None) -> int:
+        """Tokens of a piece of one of the sizes, of which the last is the longest."""
+        return max(1, round(size * (longest or self.longest) / SIZES))
 
     def teardown(self) -> None:
         if self.began:
@@ -134,12 +155,8 @@ class Conversation(RuleBasedStateMachine):
         return last.open if last is not None else ()
 
     def take(self, kind: Kind, size: int, *, calls: tuple[str, ...] = (), answers: str | None = None) -> None:
-        """Append a piece of that many tokens, the last of which tells pieces apart."""
-        vocabulary = self.spec.vocabulary
-        tokens = tuple((self.number * 31 + place * 7 + 1) % vocabulary for place in range(size))
-        piece = Piece(number=self.number, kind=kind, tokens=tokens, calls=calls, answers=answers)
-        self.number += 1
-        self.count(f"append {_named(piece)}")
+        """Append a piece of that many tokens."""
+        piece = self.piece(kind, size, calls=calls, answers=answers)
         before = self.held
         try:
             self.window.append(piece)
@@ -150,8 +167,28 @@ class Conversation(RuleBasedStateMachine):
         if piece not in after:
             self.broken("order", f"{_named(piece)} was appended and is not held")
         needed = sum(len(one.tokens) for one in (*before, piece)) - self.window.limit
+        type(self.spec).pushed_out += len(_without(before, after))
         self.check_left([*before, piece], after, needed, keep=len(before))
         self.held = after
+
+    def piece(self, kind: Kind, size: int, *, calls: tuple[str, ...] = (), answers: str | None = None) -> Piece:
+        """A piece that is about to be appended."""
+        tokens = tuple((self.number * 31 + place * 7 + 1) % self.spec.vocabulary for place in range(size))
+        piece = Piece(number=self.number, kind=kind, tokens=tokens, calls=calls, answers=answers)
+        self.number += 1
+        self.count(f"append {_named(piece)}")
+        return piece
+
+    def take_orphan(self, size: int) -> None:
+        """Append a result that no call asked for."""
+        piece = self.piece("result", size, answers="nobody")
+        try:
+            self.window.append(piece)
+        except BadInput:
+            if self.window.pieces() != self.held:
+                self.broken("refused", f"{_named(piece)} was refused, and the pieces held have changed")
+            return
+        self.broken("calls", f"{_named(piece)} was taken in, and no call asked for it")
 
     def evict_to(self, to: int) -> None:
         """Evict, twice."""
@@ -197,6 +234,10 @@ class Conversation(RuleBasedStateMachine):
         positions = [cell.position for cell in cells]
         if positions and positions != list(range(positions[0], positions[0] + len(positions))):
             self.broken("positions", f"the cache has positions {_ranges(positions)}")
+        if positions:
+            self.first = positions[0] if self.first is None else self.first
+            if positions[0] != self.first or positions[0] < 0:
+                self.broken("positions", f"the cache has positions {_ranges(positions)}, they began at {self.first}")
         if len(cells) != len(tokens):
             self.broken("cells", f"the cache has {len(cells)} cells, the token list {len(tokens)} tokens")
         shown = [token if cell.token is None else cell.token for cell, token in zip(cells, tokens, strict=True)]
@@ -233,9 +274,13 @@ class Conversation(RuleBasedStateMachine):
                 passed = passed or unit
                 continue
             if passed is not None:
-                self.broken(
-                    "oldest", f"{_names(members)} left before {_named(before[passed.members[0]])}, which is older"
+                given_up = (
+                    f"; its call of {', '.join(passed.open)} is no longer awaited, since the conversation went on"
+                    if passed.open
+                    else ""
                 )
+                older = _named(before[passed.members[0]])
+                self.broken("oldest", f"{_names(members)} left before {older}, which is older{given_up}")
             if freed >= needed and not self.spec.may_leave_more:
                 self.broken("oldest", f"{_names(members)} left although {max(needed, 0)} tokens were already freed")
             freed += sum(len(piece.tokens) for piece in members)

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from pytest_vram.errors import BadInput
-from pytest_vram.windows.leaving import Part, Unit, belongs, leaving, units, without
+from pytest_vram.windows.leaving import Part, Unit, leaving, unanswerable, units, without
 from pytest_vram.windows.protocol import WindowFull, checked_limit
 
 Message = Mapping[str, Any]
@@ -47,6 +47,9 @@ def counted_by_text(tokenize: Callable[[str], Sequence[Any]], *, per_message: in
 
     :param tokenize: text → tokens, such as ``vram_client.tokenize``. :param per_message: tokens around each message.
     """
+    given: object = per_message  # tests are rarely type-checked
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise BadInput(f"per_message={_short(given)} of counted_by_text: write a number of tokens, 0 or more.")
     return _ByText(tokenize, per_message)
 
 
@@ -105,7 +108,8 @@ class MessageWindow:
     """Messages of a conversation under a limit of tokens, oldest out first.
 
     The leading system messages, the tool definitions and the pinned summary never leave. An assistant's tool calls
-    and their results leave together, and never while a result is still to come.
+    and their results leave together, and not while a result is awaited: until all results are there, or a message that
+    is neither a result nor a system message shows that the conversation went on without them.
 
     :param limit: tokens that messages and tool definitions may take: the server's context less what an answer may take.
     :param count: tokens of messages and tools; :func:`counted_by_text`, :func:`counted_by_template` or your own.
@@ -125,7 +129,7 @@ class MessageWindow:
         user_first: bool = False,
     ) -> None:
         self.limit = checked_limit(limit, "MessageWindow")
-        self.tools: tuple[Message, ...] = tuple(dict(tool) for tool in tools)
+        self.tools: tuple[Message, ...] = tuple(_copied(tool) for tool in _tools(tools))
         self._count = count
         self._heading = heading
         self._user_first = user_first
@@ -136,8 +140,8 @@ class MessageWindow:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """What to send: a new list of copies, with the summary in the system message."""
-        return _rendered(self._held, self._summary, self._heading)
+        """What to send: copies, parts and calls included, with the summary in the system message."""
+        return [_copied(message) for message in _rendered(self._held, self._summary, self._heading)]
 
     @property
     def summary(self) -> str | None:
@@ -159,8 +163,16 @@ class MessageWindow:
         return self._keep(self._fit([*self._held, held], self._summary, len(self._held)), self._summary)
 
     def extend(self, messages: Iterable[Message]) -> list[dict[str, Any]]:
-        """Take messages in one after another; gives those that left."""
-        return [gone for message in messages for gone in self.append(message)]
+        """Take messages in one after another; gives those that left.
+
+        :raises WindowFull: as :meth:`append`. :raises BadInput: the same; none of the messages is taken in then.
+        """
+        before = self._held, self._summary
+        try:
+            return [gone for message in messages for gone in self.append(message)]
+        except BaseException:
+            self._held, self._summary = before  # what left for the first of them is back
+            raise
 
     def pin_summary(self, text: str | None) -> list[dict[str, Any]]:
         """Put a summary in the place of the one before (``None``: none); gives the messages that left for it.
@@ -188,13 +200,14 @@ class MessageWindow:
         answers = None
         if role in _RESULT:
             answers = _answers(message, role)
-            if not belongs([held.part for held in self._held], answers):
+            wrong = unanswerable([held.part for held in self._held], answers)
+            if wrong:
                 raise BadInput(
-                    f"The tool result for call {answers or '(no id)'} has no such call in the window: append the "
-                    "assistant's message with its tool_calls first."
+                    f"The tool result for call {answers or '(no id)'} {wrong}: append the assistant's message with its "
+                    "tool_calls first, then one result of each."
                 )
         part = Part(pinned=pinned or leading, calls=calls, answers=answers, user=role == "user", aside=role in _SYSTEM)
-        own = dict(message)
+        own = _copied(message)
         tokens = self._count.of_message(own) if isinstance(self._count, Additive) else 0
         return _Held(message=own, role=role, part=part, tokens=tokens)
 
@@ -279,6 +292,36 @@ def _with_summary(held: Sequence[_Held], summary: str, heading: str) -> tuple[in
         last = held[leading - 1].message
         return leading - 1, {**last, "content": f"{last['content']}\n\n{text}"}, True
     return leading, {"role": "system", "content": text}, False
+
+
+def _tools(tools: object) -> list[Message]:
+    """:raises BadInput: something else than tool definitions."""
+    if not isinstance(tools, Iterable) or isinstance(tools, str | bytes | Mapping):
+        raise BadInput(f"The tools of MessageWindow are a list of objects; {_short(tools)} is none.")
+    listed = list(tools)
+    for tool in listed:
+        if not isinstance(tool, Mapping):
+            raise BadInput(f"The tools of MessageWindow are a list of objects; {_short(tool)} is none.")
+    return listed
+
+
+def _copied(message: Message) -> dict[str, Any]:
+    """The message with lists and objects of its own: what the caller does to his later is not counted.
+
+    :raises BadInput: it is nested too deeply.
+    """
+    try:
+        return {key: _copy(value) for key, value in message.items()}
+    except RecursionError:
+        raise BadInput("A message is nested too deeply to be sent.") from None
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copy(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_copy, value)) if type(value) in (list, tuple) else list(map(_copy, value))
+    return value
 
 
 def _check_calls(message: Message) -> None:

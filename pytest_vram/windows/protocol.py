@@ -76,7 +76,7 @@ class Window(ABC):
         """Take a piece in, and let older ones leave until the limit holds.
 
         :raises WindowFull: it cannot fit beside what must stay; nothing has changed then.
-        :raises BadInput: a result of a call that is not in the window; nothing has changed then.
+        :raises BadInput: a result whose call is not in the window, or has it already; nothing has changed then.
         """
 
     @abstractmethod

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from pytest_vram.errors import BadInput
 from pytest_vram.windows import INVARIANTS, Cell, Piece, Window, WindowFull, WindowSpec
 from tests.unit.window_kit import ListWindow, OverMessages
 
@@ -184,6 +185,35 @@ class _ChangesThenRefuses(ListWindow):
             raise
 
 
+class _HoldsAnyAmount(ListWindow):
+    def append(self, piece: Piece) -> None:
+        self.limit, own = 10**6, self.limit
+        super().append(piece)
+        self.limit = own
+
+
+class _PositionsBelowZero(ListWindow):
+    def cells(self) -> list[Cell]:
+        return [Cell(cell.position - 3, cell.token) for cell in super().cells()]
+
+
+class _PositionsBeginElsewhere(ListWindow):
+    moved = 0
+
+    def _remove(self, start: int, stop: int, behind: Sequence[int]) -> None:
+        super()._remove(start, stop, behind)
+        self.moved = 1
+
+    def cells(self) -> list[Cell]:
+        return [Cell(cell.position + self.moved, cell.token) for cell in super().cells()]
+
+
+class _TakesOrphans(ListWindow):
+    def append(self, piece: Piece) -> None:
+        held = any(piece.answers in one.calls for one in self._pieces)
+        super().append(piece if held or piece.answers is None else Piece(piece.number, "user", piece.tokens))
+
+
 PLANTED: list[tuple[str, Callable[[int], Window], int]] = [
     ("positions", _PositionsNotShifted, 64),
     ("tokens", _TokensNotTrimmed, 64),
@@ -198,10 +228,21 @@ PLANTED: list[tuple[str, Callable[[int], Window], int]] = [
     ("decoding", _Stale, 64),
     ("refused", _RefusesTooMuch, 64),
     ("refused", _ChangesThenRefuses, 17),
+    # The same whatever the limit is.
+    ("refused", _ChangesThenRefuses, 64),
+    ("refused", _ChangesThenRefuses, 4096),
+    ("oldest", _NewestLeaves, 4096),
+    ("limit", _HoldsAnyAmount, 64),
+    ("limit", _HoldsAnyAmount, 400),
+    ("positions", _PositionsBelowZero, 64),
+    ("positions", _PositionsBeginElsewhere, 64),
+    ("calls", _TakesOrphans, 64),
 ]
 
 
-@pytest.mark.parametrize(("name", "window", "limit"), PLANTED, ids=[row[1].__name__.strip("_") for row in PLANTED])  # type: ignore[attr-defined]
+@pytest.mark.parametrize(
+    ("name", "window", "limit"), PLANTED, ids=[f"{row[1].__name__.strip('_')}-{row[2]}" for row in PLANTED]
+)  # type: ignore[attr-defined]
 def test_planted_bugs_are_found(name: str, window: Callable[[int], Window], limit: int) -> None:
     """Within 200 conversations each planted bug breaks its invariant, and the message names it and the steps."""
 
@@ -218,6 +259,38 @@ def test_planted_bugs_are_found(name: str, window: Callable[[int], Window], limi
     assert text.startswith(f'invariant "{name}" is broken ({INVARIANTS[name]}): ')
     # Of a long conversation only the last steps are shown.
     assert re.search(r"\nsteps:\n(  \(\d+ earlier\)|    1\. append system 0)", text)
+
+
+@pytest.mark.parametrize("limit", [2, 5, 400, 4096])
+def test_a_right_window_of_any_limit_passes(limit: int) -> None:
+    """Pieces are scaled to it, so that something leaves for what is appended."""
+
+    class Right(WindowSpec):
+        max_examples = 15
+
+        def make_window(self) -> Window:
+            return ListWindow(limit)
+
+    Right().test_window()
+    assert Right.pushed_out > 10 or limit < 5
+
+
+def test_a_pass_without_evidence_is_none() -> None:
+    """Pieces that never fill the window fail the test; settings that are none are told."""
+
+    class Small(WindowSpec):
+        max_examples = 20
+        longest = system = 1
+
+        def make_window(self) -> Window:
+            return ListWindow(4096)
+
+    with pytest.raises(AssertionError, match="nothing had to leave for what was appended, so that a pass would say"):
+        Small().test_window()
+    for name, value in (("max_examples", 0), ("steps", 0), ("longest", "x"), ("vocabulary", True), ("system", 0)):
+        wrong = type("Wrong", (Small,), {name: value})()
+        with pytest.raises(BadInput, match=f"{name} of Wrong is .*: write a whole number"):
+            wrong.test_window()
 
 
 def test_a_class_without_a_window_fails_and_says_why(pytester: pytest.Pytester) -> None:

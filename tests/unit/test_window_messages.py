@@ -131,3 +131,64 @@ def test_what_is_no_number_or_no_call_is_told(does: Any, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         does(window)
     assert window.messages == [say("user", "one")]
+
+
+def test_what_the_caller_changes_later_is_not_in_the_window() -> None:
+    """Parts and calls are copied in and out, so that the count is that of what is sent."""
+    message: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "a b"}]}
+    tool: dict[str, Any] = {"type": "function", "function": {"name": "read", "parameters": {}}}
+    count = counted_by_text(str.split, per_message=4)
+    window = MessageWindow(60, count=count, tools=[tool])
+    window.append(message)
+    before = window.count
+    message["content"][0]["text"] = "y " * 500
+    window.messages[0]["content"][0]["text"] = "y " * 500
+    tool["function"]["parameters"]["x"] = "y " * 500
+    assert window.count == before == count(window.messages, window.tools)
+    assert window.messages[0]["content"][0]["text"] == "a b"
+    deep: Any = "x"
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(BadInput, match="nested too deeply"):
+        window.append({"role": "user", "content": deep})
+
+
+def test_a_call_has_one_result() -> None:
+    """A second one is refused, unless a later reply numbers its calls anew."""
+    window = MessageWindow(200, count=counted_by_text(str.split, per_message=1))
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "a", "content": "done"}
+    for _ in range(2):
+        window.append(asked)
+        window.append(result)
+        with pytest.raises(BadInput, match="result for call a is there already"):
+            window.append(result)
+    assert len(window.messages) == 4
+
+
+def test_extend_takes_all_or_none() -> None:
+    """What had left for the first of them is back where a later one is refused."""
+    window = MessageWindow(20, count=counted_by_text(str.split, per_message=2))
+    window.append({"role": "user", "content": "one two three four five six"})
+    before = window.messages
+    long = {"role": "user", "content": "word " * 30}
+    with pytest.raises(WindowFull):
+        window.extend([{"role": "user", "content": "seven eight nine ten eleven"}, long])
+    assert window.messages == before
+    gone = window.extend([{"role": "user", "content": "seven eight nine ten eleven twelve thirteen fourteen"}] * 2)
+    assert len(gone) == 2
+
+
+@pytest.mark.parametrize("tools", [[1], "abc", {"a": 1}, 5, None])
+def test_tools_that_are_none_are_told(tools: Any) -> None:
+    """A list of objects, or a sentence."""
+    with pytest.raises(BadInput, match="The tools of MessageWindow are a list of objects"):
+        MessageWindow(60, count=counted_by_text(str.split), tools=tools)
+
+
+@pytest.mark.parametrize("tokens", [-1, 1.5, True, "8"])
+def test_tokens_around_a_message_are_none_below_nothing(tokens: Any) -> None:
+    """A negative number would let everything in."""
+    with pytest.raises(BadInput, match=r"per_message=.* of counted_by_text"):
+        counted_by_text(str.split, per_message=tokens)
