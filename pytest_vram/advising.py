@@ -20,6 +20,7 @@ from pytest_vram.errors import BootFailed, VramError
 from pytest_vram.readings import Reading
 from pytest_vram.report.advice_lines import advice_lines
 from pytest_vram.report.records import BackendRecord, TestRecord
+from pytest_vram.report.soaks import SoakDocument
 from pytest_vram.spec import BackendSpec
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from pytest_vram.sizing.options import LlamaOptions
 
 #: Checks of memory, whose failure a smaller setting of a backend may mend.
-_CHECKS = ("vram_budget", "max_vram", "max_host_memory", "vram_reserve")
+_CHECKS = ("vram_budget", "max_vram", "max_host_memory", "vram_reserve", "vram_soak")
 #: Exceptions that are looked through for the one that began it.
 _CHAIN = 8
 #: Free host memory is asked for in steps: it changes all the time, and advice that differs by less is the same.
@@ -69,12 +70,27 @@ def of_test(
         booting = _boot_failure(error)
         if booting is not None:
             return _of_boot(run, booting)
-        failed = next((one for one in record.findings if one.verdict == "failed" and one.check in _CHECKS), None)
+        failed = next(
+            (one for one in record.findings if one.verdict == "failed" and one.check in _CHECKS and one.device), None
+        )
         return Told() if failed is None else _of_finding(run, attempt, record, backends, failed)
     except VramError as problem:
         return Told(reason=str(problem).splitlines()[0])
     except Exception as problem:  # noqa: BLE001 - the verdict on the test stands, whatever became of the advice
         return Told(reason=f"{type(problem).__name__}: {problem}; this is a defect of pytest-vram, please report it")
+
+
+def of_soak(
+    run: Run, attempt: Attempt, found: SoakDocument, finding: Finding | None, backends: Sequence[BackendRecord]
+) -> SoakDocument:
+    """A soak's report with what would have kept its peak within the limit, where that is what failed."""
+    if finding is None or finding.device is None:
+        return found
+    record = TestRecord(
+        nodeid=found.name, outcome="failed", seconds=found.seconds, peak=dict(found.peak), findings=[finding]
+    )
+    told = of_test(run, attempt, record, backends, None)
+    return msgspec.structs.replace(found, advice=list(told.advice), no_advice=told.reason)
 
 
 # ---------------------------------------------------------------- a limit

@@ -212,7 +212,24 @@ def finding_of_soak(found: SoakDocument) -> list[Finding]:
         return []
     # What is undecided is shown like a skip, in one place and with its reason alone.
     text = found.verdict.text if outcome == "inconclusive" else "\n".join(soaks.lines(found))
-    return [Finding(check="vram_soak", verdict=outcome, section="soak", text=text, limit_from="@vram_soak")]
+    breach = found.verdict.breach
+    if breach is None:
+        return [Finding(check="vram_soak", verdict=outcome, section="soak", text=text, limit_from="@vram_soak")]
+    peak = found.peak.get(breach.device)
+    source, exact = (peak.source, peak.exact) if isinstance(peak, Reading) else ("sum", False)
+    measured = Reading(bytes=breach.bytes, source=source, scope="backend", device=breach.device, exact=exact)
+    return [
+        Finding(
+            check="vram_soak",
+            verdict=outcome,
+            section="soak",
+            text=text,
+            device=breach.device,
+            measured=measured,
+            limit=breach.limit,
+            limit_from="@vram_soak",
+        )
+    ]
 
 
 def _with_torch(run: Run, attempt: Attempt, closed: Closed) -> Closed:

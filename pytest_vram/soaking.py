@@ -40,6 +40,8 @@ _MEMORY = frozenset({"out_of_memory", "host_oom_killed"})
 _PLACES = ("origin", "base", "boot_timeout", "request_timeout", "floors", "binary", "api_key")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 80
+#: A report, and the backend that was soaked last → the report with advice.
+Advise = Callable[["SoakDocument", "RunningBackend"], "SoakDocument"]
 
 
 class SoakResult:
@@ -235,9 +237,12 @@ def to_go_on(base: Path) -> Path:
 # ---------------------------------------------------------------- running it
 
 
-def run_soak(run: Run, wanted: Wanted, told: Callable[[str], None]) -> tuple[SoakDocument, End]:
+def run_soak(
+    run: Run, wanted: Wanted, told: Callable[[str], None], advise: Advise = lambda found, backend: found
+) -> tuple[SoakDocument, End]:
     """Soak within the window that is open, and save the report beside the journal.
 
+    :param advise: adds to the report what would let a soak that failed pass.
     :raises BadInput: the folder has a soak of something else, or is in use. :raises VramError: no server starts.
     """
     known = fingerprint(run, wanted)
@@ -245,13 +250,13 @@ def run_soak(run: Run, wanted: Wanted, told: Callable[[str], None]) -> tuple[Soa
     # Before there is a server: a second one beside that of a soak that runs would be in its figures, or take its room.
     lock = FolderLock(wanted.folder)
     try:
-        return _run_locked(run, wanted, known, lock, told)
+        return _run_locked(run, wanted, known, lock, told, advise)
     finally:
         lock.release()
 
 
 def _run_locked(
-    run: Run, wanted: Wanted, known: Mapping[str, Any], lock: FolderLock, told: Callable[[str], None]
+    run: Run, wanted: Wanted, known: Mapping[str, Any], lock: FolderLock, told: Callable[[str], None], advise: Advise
 ) -> tuple[SoakDocument, End]:
     told(f"soak of {wanted.name}: {wanted.amount.text} in {wanted.folder}")
     if wanted.amount.turns is not None and wanted.amount.turns < LEAST_TURNS:
@@ -284,6 +289,7 @@ def _run_locked(
             for name, size in wanted.gates.caps.items()
         ]
         found = soaks.document(journal, series, soak.verdict(end), end, amount=wanted.amount.text, notes=notes)
+        found = advise(found, talker.backend)
         trouble = soaks.save(found, wanted.folder)
         if trouble is not None:
             found = msgspec.structs.replace(found, notes=[*found.notes, trouble])

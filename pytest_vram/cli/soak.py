@@ -15,7 +15,8 @@ from types import FrameType
 
 import msgspec
 
-from pytest_vram import sessions, settings, soaking
+from pytest_vram import advising, judging, sessions, settings, soaking
+from pytest_vram.backends.pool import RunningBackend
 from pytest_vram.cli import deployment, project
 from pytest_vram.cli.output import FAILS, HOLDS, INCONCLUSIVE, INTERRUPTED, Answer, progress
 from pytest_vram.cli.runs import ending
@@ -23,6 +24,7 @@ from pytest_vram.errors import BadInput, BadSize
 from pytest_vram.markers import share
 from pytest_vram.needs import Plan
 from pytest_vram.report import soaks
+from pytest_vram.report.soaks import SoakDocument
 from pytest_vram.run import Run, new_identity, ways_on
 from pytest_vram.sessions import soak_journal as journals
 from pytest_vram.sessions.soak_gates import LEAST_TURNS, Gates
@@ -96,7 +98,13 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
     with _stoppable(stopped), ending(made, "soak"):
         attempt = made.begin(f"soak: {spec.name}", Plan(takes_part=True, backend=spec.name), judged=True)
         try:
-            document, end = soaking.run_soak(made, wanted, told)
+
+            def advise(found: SoakDocument, backend: RunningBackend) -> SoakDocument:
+                finding = next(iter(judging.finding_of_soak(found)), None)
+                records = [judging.backend_record(backend, dict(found.peak))]
+                return advising.of_soak(made, attempt, found, finding, records)
+
+            document, end = soaking.run_soak(made, wanted, told, advise)
         finally:
             made.leave(attempt)
     if end.reason == "interrupted":

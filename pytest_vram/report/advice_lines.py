@@ -14,10 +14,16 @@ _SHOWN = 3
 _DESCRIBED = 5
 
 
-def advice_lines(advice: Sequence[Advice], reason: str | None = None, *, width: int = 80) -> list[str]:
+def advice_lines(
+    advice: Sequence[Advice],
+    reason: str | None = None,
+    *,
+    width: int = 80,
+    where: str = "--vram-report=FILE.json",
+) -> list[str]:
     """The change to make first, the three that lead the list, and how many more the report has.
 
-    :param reason: why there is no advice.
+    :param reason: why there is no advice. :param where: has all of it.
     """
     if not advice:
         return _wrapped(f"no advice: {reason}", width) if reason else []
@@ -31,7 +37,7 @@ def advice_lines(advice: Sequence[Advice], reason: str | None = None, *, width: 
     more, nothing = len(useful) - _SHOWN, [one.setting for one in advice if one.effect == "nothing"]
     rest = [f"{more} more" if more > 0 else "", f"of no use here: {', '.join(nothing)}" if nothing else ""]
     if any(rest):
-        lines += _wrapped(f"{'; '.join(filter(None, rest))} (--vram-report=FILE.json has all of it)", width)
+        lines += _wrapped(f"{'; '.join(filter(None, rest))} ({where} has all of it)", width)
     return [printable(line) for line in lines]
 
 

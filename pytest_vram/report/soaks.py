@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from pytest_vram.advice.records import Advice
 from pytest_vram.readings import Measured
+from pytest_vram.report.advice_lines import advice_lines
 from pytest_vram.sessions import table
 from pytest_vram.sessions.soak import End
 from pytest_vram.sessions.soak_gates import SoakVerdict
@@ -44,6 +47,8 @@ class SoakDocument(msgspec.Struct, frozen=True, kw_only=True):
     :ivar turns: some of ``turn_count``: the first, the last, those with the highest peaks, and the first ten
         that have no answer.
     :ivar kinds: kind of defect → turns. :ivar notes: what a reader must know besides.
+    :ivar advice: what would keep the peak within the limit, best first, where it was over; ``no_advice`` says why there
+        is none. In a test that is in the test's record.
     """
 
     name: str
@@ -67,6 +72,8 @@ class SoakDocument(msgspec.Struct, frozen=True, kw_only=True):
     repeated: int
     turns: list[Turn]
     notes: list[str] = []
+    advice: list[Advice] = []
+    no_advice: str | None = None
     format: str = FORMAT
 
 
@@ -126,11 +133,12 @@ def lines(found: SoakDocument, width: int = 80) -> list[str]:
     verdict = found.verdict
     said = [*_wrapped(f"soak {found.name}: {verdict.outcome.upper()}: {verdict.text}", width), ""]
     said += _wrapped(f"  ended      {found.ended}", width, 13)
-    parts = [f"{found.turn_count:,} turns of {found.amount}", f"{duration(found.seconds)} of soaking"]
+    parts = [f"{_turns(found.turn_count)} of {found.amount}", f"{duration(found.seconds)} of soaking"]
     parts.append(f"{found.segment_count} server{'s' if found.segment_count != 1 else ''}")
     if found.processes > 1:
         parts.append(f"taken up {found.processes - 1} time{'s' if found.processes > 2 else ''}")
     said += _wrapped(f"  ran        {', '.join(parts)}", width, 13)
+    said += _wrapped(f"  soaked     {_soaked(found.fingerprint)}", width, 13)
     said += _wrapped(f"  journal    {found.folder}", width, 13)
     said += ["", "gates"]
     for gate in verdict.gates:
@@ -139,6 +147,8 @@ def lines(found: SoakDocument, width: int = 80) -> list[str]:
         f"{sign} {word}" for outcome, (sign, word) in _LEGEND.items() if outcome in {g.outcome for g in verdict.gates}
     ]
     said += _wrapped(f"  ({', '.join(legend)})", width, 3)
+    advice = advice_lines(found.advice, found.no_advice, width=width, where=REPORT)
+    said += ["", *advice] if advice else []
     for label, idle in verdict.idle.items():
         said += ["", f"idle memory of {label}: {idle.kind}"]
         if idle.slope is not None and idle.low is not None and idle.high is not None:
@@ -158,8 +168,12 @@ def lines(found: SoakDocument, width: int = 80) -> list[str]:
     if found.kinds:
         kinds = ", ".join(f"{kind} {count}" for kind, count in found.kinds.items())
         said += _wrapped(f"  defects    {kinds}", width, 13)
+    if found.repeated:
+        said += _wrapped(f"  repeated   {found.repeated:,} calls that were identical to one before", width, 13)
     said += ["", "turns: the first, the last, the highest peaks, and the first without an answer"]
     said += table.lines(found.turns, width=width)
+    if found.loss_count > len(found.losses):
+        said += _wrapped(f"servers lost {found.loss_count:,} times; the first and the last {len(found.losses)}:", width)
     for loss in found.losses:
         said += _wrapped(f"{loss.place}: {loss.error}", width, 2)
     for note in found.notes:
@@ -167,9 +181,27 @@ def lines(found: SoakDocument, width: int = 80) -> list[str]:
     return [*said, "", *_wrapped(verdict.proves, width)] if verdict.outcome == "passed" else said
 
 
+def _soaked(fingerprint: Mapping[str, Any]) -> str:
+    """What the manifest says of the deployment, in a few words."""
+    backend = fingerprint.get("backend")
+    table = backend if isinstance(backend, Mapping) else {}
+    parts = [str(table[key]) for key in ("engine", "model") if table.get(key)]
+    parts += [f"build {fingerprint['build']}"] if fingerprint.get("build") else []
+    parts += [f"on {fingerprint['device']}"] if fingerprint.get("device") else []
+    conversations = fingerprint.get("conversations")
+    if isinstance(conversations, Sequence) and not isinstance(conversations, str):
+        names = [str(one).rpartition(" ")[0] or str(one) for one in conversations]
+        parts.append(f"conversations {', '.join(names)}")
+    return "; ".join(parts) or "not told"
+
+
+def _turns(count: int) -> str:
+    return f"{count:,} turn{'s' if count != 1 else ''}"
+
+
 def one_line(found: SoakDocument) -> str:
     """For the summary of a run."""
-    return f"{found.turn_count:,} turns of {found.amount}: {found.verdict.outcome}"
+    return f"{_turns(found.turn_count)} of {found.amount}: {found.verdict.outcome}"
 
 
 def told(folder: Path, end: EndLine) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 from pytest_vram.checks.idle_series import IdleVerdict, judge_idle
 from pytest_vram.readings import Measured, Reading, Unmeasurable
 from pytest_vram.sessions.soak_journal import LossLine
-from pytest_vram.sessions.soak_series import CallShare, Column, Series
+from pytest_vram.sessions.soak_series import Breach, CallShare, Column, Series
 from pytest_vram.spec import Limits
 from pytest_vram.stats import clopper_pearson
 from pytest_vram.units import mib, with_mib
@@ -71,6 +71,7 @@ class SoakVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     :ivar outcome: ``passed``, ``failed`` or ``inconclusive``. :ivar text: one sentence.
     :ivar idle: device label → what its idle memory does; ``host`` → that of host memory.
     :ivar by_turn: tool calls by quarter of the turns; ``by_fill``, by how full the context was.
+    :ivar breach: the first peak over the limit.
     """
 
     outcome: Literal["passed", "failed", "inconclusive"]
@@ -80,6 +81,7 @@ class SoakVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     by_turn: list[CallShare] = []
     by_fill: list[CallShare] = []
     retention: float | None = None
+    breach: Breach | None = None
     proves: str = PROVES
 
 
@@ -119,6 +121,7 @@ def judge(series: Series, gates: Gates, losses: list[LossLine], *, unfinished: s
         by_turn=by_turn,
         by_fill=by_fill,
         retention=retained.share if retained is not None else None,
+        breach=series.breach,
     )
 
 
@@ -206,7 +209,7 @@ def _idle(series: Series, verdicts: dict[str, IdleVerdict]) -> GateResult:
     label, worst = min(verdicts.items(), key=lambda item: order.index(item[1].kind))
     said = f"idle memory of {label}: {worst.kind}: {worst.text}"
     if series.turns < LEAST_TURNS and worst.kind != "invalid":
-        said = f"idle memory is not judged on {series.turns} turns: a gate takes {LEAST_TURNS} or more"
+        said = f"idle memory is not judged on fewer than {LEAST_TURNS} turns: there are {series.turns:,}"
         return GateResult(name="idle memory", outcome="inconclusive", text=said)
     return GateResult(name="idle memory", outcome=_outcome_of(worst), text=said)
 
@@ -235,7 +238,7 @@ def _host(series: Series, gates: Gates, verdict: IdleVerdict | None) -> GateResu
         said = "it is the device that is measured" if "host" in series.idle else "it was read at no turn"
         return GateResult(name=name, outcome="not judged", text=f"host memory: {said}")
     if series.turns < LEAST_TURNS and verdict.kind != "invalid":
-        text = f"host memory is not judged on {series.turns} turns: a gate takes {LEAST_TURNS} or more"
+        text = f"host memory is not judged on fewer than {LEAST_TURNS} turns: there are {series.turns:,}"
         return GateResult(name=name, outcome="inconclusive", text=text)
     return GateResult(name=name, outcome=_outcome_of(verdict), text=f"host memory: {verdict.kind}: {verdict.text}")
 

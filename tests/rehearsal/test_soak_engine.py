@@ -16,6 +16,34 @@ WORDS = ("alpha", "bravo", "delta", "metal", "river", "stone", "cloud", "amber")
 CAP, PROMPTS, TURNS = 4, 6, 60
 
 
+def test_a_peak_over_the_budget_names_the_setting_to_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The report has what would have kept it within the budget, best first, with the bytes that it saves."""
+    monkeypatch.chdir(tmp_path)
+    model = store.find_model()
+    assert model is not None, "run `vram demo` once: it fetches the model"
+    options = "ctx-size = 2048, parallel = 1, device = 'none', threads = 1, cache-ram = 0, ctx-checkpoints = 0"
+    Path("vram.toml").write_text(
+        f"default = 'agent'\n[backend.agent]\nengine = 'llama-server'\nmodel = '{model}'\noptions = {{ {options} }}\n",
+        encoding="utf-8",
+    )
+    turn = {"user": "Is all well?", "output_cap": 1, "answer": "Yes."}
+    Path("short.json").write_text(json.dumps({"name": "short", "turns": [turn]}), encoding="utf-8")
+    run = ("soak", "3turns", "--vram-device=cpu", "--dir", "soak", "--conversation", "short.json", "--budget=100MB")
+    assert main([*run]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    found = json.loads(Path("soak", REPORT).read_text(encoding="utf-8"))
+    assert found["verdict"]["breach"]["turn"] == 1
+    assert found["verdict"]["breach"]["limit"] == 100_000_000
+    saving = [one["saves_bytes"] for one in found["advice"] if one["effect"] == "saves"]
+    assert len(saving) >= 2, found["advice"]
+    assert all(max(one["bytes"], one.get("at_most") or 0) > 0 for one in saving)
+    assert "first: --" in out
+    assert "MiB on host" in out
+    assert out == " ".join(Path("soak", TEXT).read_text(encoding="utf-8").split())
+
+
 def test_a_prompt_cache_that_fills_is_named_and_is_no_leak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every turn asks another prompt, so that the server keeps the one before: its memory rises to the cap and stays."""
     monkeypatch.chdir(tmp_path)

@@ -138,4 +138,7 @@ def test_a_peak_over_the_budget_fails(cli: Cli) -> None:
     assert code == 1
     assert "FAILED: after 1 turn: the peak of host was" in out
     assert "over 10MB" in out
+    # A backend whose settings nobody knows has no advice, which is said.
+    assert "no advice: " in out
+    assert "soaked     command; " in out
     assert cli("50turns", "--budget", "10MB", "--resume")[0] == 1
