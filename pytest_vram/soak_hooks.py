@@ -96,6 +96,7 @@ class Soaks:
                 limit=limit,
                 limit_from=limit_from,
                 host_limit=plan.host_limit["limit"] if plan.host_limit is not None else None,
+                accuracy=plan.toolcalls["target"] if plan.toolcalls is not None else None,
                 context=soaking.context_of(spec),
                 caps=soaking.caps_of(spec),
                 capacity=soaking.capacity_of(run),

@@ -128,6 +128,29 @@ def test_a_rerun_is_the_same_soak_and_a_test_without_one_is_told(pytester: pytes
     assert len(found.segments) == 1
 
 
+def test_calls_of_a_soak_are_held_against_the_tests_target(pytester: pytest.Pytester, inner: Inner) -> None:
+    """Beside its cases: a server that answers cases and none of the conversations' calls fails by the soak."""
+    project(pytester.path, wrong=Script(accuracy=0.0))
+    pytester.makepyfile(
+        """
+        from pytest_vram import toolcall_accuracy, vram_soak
+
+        @vram_soak(turns=12)
+        @toolcall_accuracy(0.9, cases="cases.jsonl", mode="point")
+        def test_night(vram_soak):
+            assert vram_soak.verdict.outcome == "failed"
+        """
+    )
+    case = '{"id": "a", "family": "a", "category": "irrelevance", "messages": [{"role": "user", "content": "Hi"}], "tools": [], "expect": []}'
+    (pytester.path / "cases.jsonl").write_text(case + "\n", encoding="utf-8")
+    inner(CPU, "--vram-report=report.json")
+    soak = records(pytester.path)["test_night"]["soak"]
+    assert soak["fingerprint"]["gates"]["accuracy"] == 0.9
+    gate = next(one for one in soak["verdict"]["gates"] if one["name"] == "tool calls")
+    assert gate["outcome"] == "failed"
+    assert "0 of" in gate["text"]
+
+
 def test_where_nothing_is_measured_no_soak_passes(pytester: pytest.Pytester, inner: Inner) -> None:
     """The test is skipped with the reason, or fails with ``--vram-missing=fail``; nothing is asked."""
     project(pytester.path, quiet=Script())
