@@ -198,6 +198,7 @@ def _plain(layer: str, meant: str, trend: Trend, cleaned: Cleaned, about: About)
         "phase",
         "tops",
         "last",
+        "pieces",
     )
     return Found(kind=trend.kind, of=layer, layer=layer if grows else "", alike=alike, settles=settles)
 
@@ -211,6 +212,8 @@ def _settles(trend: Trend) -> str:
         return f"a run of at least {math.ceil(3.75 * trend.cycle)} turns: three cycles after the warm-up"
     if trend.reason == "events":
         return "a run without these events: if nothing rises then, what they leave behind is the leak"
+    if trend.reason == "pieces":
+        return f"{trend.needs} turns or more on one server"
     if trend.reason == "phase":
         return "a run of that turn alone, again and again"
     return LONGER

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Literal
 
 import msgspec
 
 from pytest_vram.checks import idle_hidden
+from pytest_vram.checks.idle_cycles import centred, find_cycle
+from pytest_vram.checks.idle_cycles import seasons as seasons_of
 from pytest_vram.checks.idle_hidden import Hidden
 from pytest_vram.stats import TheilSen, mann_kendall, theil_sen
 from pytest_vram.units import KIB, MIB
@@ -24,13 +25,10 @@ MOST_STEPS = 10
 FEW_STEPS = 3
 #: Points of a segment below which it says nothing.
 SHORTEST = 8
-#: Lags, and points, that are looked at for a cycle that was not given.
-LONGEST_CYCLE = 60
-LOOKED_AT = 600
 
 Reason = Literal[
     "", "short", "cycle", "steps", "events", "eases", "drops", "wanders", "weak", "late", "noisy",
-    "phase", "tops", "last",
+    "phase", "tops", "last", "pieces",
 ]  # fmt: skip
 Point = tuple[int, float]
 
@@ -74,6 +72,8 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
     :ivar cycle: by which the phases were taken out; 0: none.
     :ivar hidden: what rises beside the level, where that is why ``kind`` is inconclusive.
     :ivar climb: bytes from the first segment's level to the last one's, where each is above the one before.
+    :ivar pieces: servers that a growth was put together from and that none shows alone;
+        ``needs``, turns of one server that would tell.
     """
 
     kind: Literal["flat", "warming", "step", "leak", "inconclusive"]
@@ -98,6 +98,8 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int = 0
     hidden: Hidden | None = None
     climb: int = 0
+    pieces: int = 0
+    needs: int = 0
 
     def slope_words(self) -> str:
         """The slope with its interval, in MiB, without "a turn"."""
@@ -126,6 +128,31 @@ def trend_of(
     segments: Sequence[int] = (),
 ) -> Trend:
     """Judge one series; ``None`` is a turn that could not be read. Time grows with n log n."""
+    found = _trend_of(values, thresholds=thresholds, cycle=cycle, events=events, segments=segments)
+    begins = sorted({0, *(begin for begin in segments if 0 < begin < len(values))})
+    if found.kind not in ("warming", "step") or len(begins) < 2:
+        return found
+    # Growth that eases or is one jump is what one server does. Put together from several, a leak looks like it too:
+    # each piece begins anew, and how fast the last of them grows depends on where they were cut.
+    first, last = max(itertools.pairwise([*begins, len(values)]), key=lambda piece: piece[1] - piece[0])
+    if last - first >= 2 * thresholds.minimum:
+        own = [event - first for event in events if first <= event < last]
+        alone = _trend_of(values[first:last], thresholds=thresholds, cycle=cycle, events=own, segments=())
+        if alone.kind in ("flat", "warming", "step"):
+            return found
+    return msgspec.structs.replace(
+        _as(found, "inconclusive", "pieces"), pieces=len(begins), needs=2 * thresholds.minimum
+    )
+
+
+def _trend_of(
+    values: Sequence[float | None],
+    *,
+    thresholds: Thresholds,
+    cycle: int | None,
+    events: Sequence[int],
+    segments: Sequence[int],
+) -> Trend:
     count = len(values)
     known = [value for value in values if value is not None]
     begins = sorted({0, *(begin for begin in segments if 0 < begin < count)})
@@ -156,11 +183,11 @@ def trend_of(
     ]
     read = judged
     # Jumps at regular events look like a cycle on a slope; who marks events knows the cycle, if there is one.
-    period = cycle if cycle is not None else 0 if events else _find_cycle(max(judged, key=len))
+    period = cycle if cycle is not None else 0 if events else find_cycle(max(judged, key=len))
     if period > 1:
         if cycle is not None and turns < 3 * period:
             return Trend(kind="inconclusive", reason="cycle", cycle=period, **about)  # type: ignore[arg-type]
-        seasons = _seasons(judged, period)
+        seasons = seasons_of(judged, period)
         whole = [[(turn, value - seasons[turn % period]) for turn, value in points] for points in whole]
         about["cycle"] = period
     steps: list[tuple[int, int]] = []
@@ -458,19 +485,14 @@ def _strays(blocks: Sequence[Sequence[tuple[float, float]]], span: int, allowed:
         number += len(values)
         if len(group) > 1:
             length = max(length, (group[-1][0] - group[0][0]) / (len(group) - 1))
-        near += _centred([later - earlier for earlier, later in itertools.pairwise(values)])
-        far += _centred([later - earlier for earlier, later in zip(values, values[2:], strict=False)])
+        near += centred([later - earlier for earlier, later in itertools.pairwise(values)])
+        far += centred([later - earlier for earlier, later in zip(values, values[2:], strict=False)])
     if len(near) < 3 or len(far) < 3:
         return 0.0
     one = fmean(value * value for value in near)
     excess = fmean(value * value for value in far) - one
     at_most = min(allowed * allowed, 1.5 * one / length)
     return max(2.6 * math.sqrt(max(0.0, excess) * number), 2.33 * math.sqrt(1.2 * at_most * span))
-
-
-def _centred(values: list[float]) -> list[float]:
-    middle = fmean(values) if values else 0.0
-    return [value - middle for value in values]
 
 
 # ---------------------------------------------------------------- jumps
@@ -509,69 +531,3 @@ def _step(points: Sequence[Point], thresholds: Thresholds) -> tuple[int, float] 
     if count - best < 5 and min(values[best:]) < (before + after) / 2:
         return None
     return best, height
-
-
-# ---------------------------------------------------------------- cycles
-
-
-def _seasons(judged: Sequence[Sequence[Point]], period: int) -> list[float]:
-    """What each phase adds: the median, over cycles, of values less the median of the cycle about them.
-
-    A median over one whole cycle does not move with the phase, but follows slopes and jumps.
-    """
-    beside: list[list[float]] = [[] for _ in range(period)]
-    for points in judged:
-        levels = list(_moving_median([value for _, value in points], period))
-        for place, (turn, value) in enumerate(points):
-            level = levels[min(max(0, place - period // 2), len(levels) - 1)]
-            beside[turn % period].append(value - level)
-    return [median(values) if values else 0.0 for values in beside]
-
-
-def _moving_median(values: Sequence[float], width: int) -> Iterator[float]:
-    """Medians of each run of ``width`` values; of all values where there are fewer."""
-    window = sorted(values[:width])
-    yield median(window)
-    for gone, come in zip(values, values[width:], strict=False):
-        del window[bisect_left(window, gone)]
-        insort(window, come)
-        half = len(window) // 2
-        yield window[half] if len(window) % 2 else (window[half - 1] + window[half]) / 2
-
-
-def _find_cycle(points: Sequence[Point]) -> int:
-    """The length of a plain cycle, 0 where none stands out.
-
-    A lag at which a series without its slope is like itself (correlation above one half), more than at the lags about
-    it and much more than at half of it. A series that only wanders, jumps or rises is most like itself at lag 1.
-    """
-    values = [value for _, value in points[:LOOKED_AT]]
-    count = len(values)
-    slope = (fmean(values[-(count // 3) :]) - fmean(values[: count // 3])) / max(1, count - count // 3)
-    flat = _centred([value - slope * place for place, value in enumerate(values)])
-    changes = [later - earlier for earlier, later in itertools.pairwise(values)]
-    # A jump hides the cycle from the levels, but not from the changes between turns.
-    return _likeness(flat, 6) or _likeness(changes, 20)
-
-
-def _likeness(flat: list[float], spikes: int) -> int:
-    """The lag at which values about 0 are most like themselves, 0 where none stands out.
-
-    Values beyond ``spikes`` times the usual one are cut to that: lone ones would hide the cycle.
-    """
-    count = len(flat)
-    reach = spikes * median(abs(value) for value in flat)
-    flat = [max(-reach, min(reach, value)) for value in flat]
-    power = sum(value * value for value in flat)
-    if power == 0:
-        return 0
-    longest = min(LONGEST_CYCLE, count // 3)
-    like = [
-        sum(one * other for one, other in zip(flat, flat[lag:], strict=False)) / power * count / (count - lag)
-        for lag in range(longest + 2)
-    ]
-    for lag in range(3, longest + 1):
-        around = max(like[lag - 1], like[lag + 1])
-        if like[lag] > 0.5 and like[lag] > around and like[lag] - min(like[1:lag]) > 0.5:
-            return lag
-    return 0

@@ -142,6 +142,11 @@ def _open(what: str, over: str, trend: Trend, rule: Thresholds) -> str:
         case "noisy":
             reach = per_turn(trend.high or 0.0)
             return f"{what} varies so much that a leak of {reach} a turn would not be seen {over}."
+        case "pieces":
+            return (
+                f"{what} grew by {_growth(trend)}, ever more slowly or in one jump, {over}. That is told of "
+                f"{trend.pieces} servers together, and a leak that is cut into pieces can look like it."
+            )
         case "phase" | "tops" | "last":
             return _hidden(what, over, trend)
         case _:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -149,50 +148,17 @@ def idle_of(series: Series, gates: Gates, **thresholds: float) -> dict[str, Idle
 def _judged(
     series: Series, gates: Gates, layers: dict[str, Column], label: str, thresholds: Mapping[str, float]
 ) -> IdleVerdict:
-    whole = _judged_between(series, gates, layers, label, thresholds, 0, series.turns)
-    if whole.kind not in ("warming", "step") or not series.segments:
-        return whole
-    # Growth that eases or is one jump is what one server does. Put together from several, a leak looks like it too:
-    # each piece begins anew, and how fast the last of them grows depends on where they were cut.
-    ends = [0, *series.segments, series.turns]
-    first, last = max(itertools.pairwise(ends), key=lambda piece: piece[1] - piece[0])
-    if last - first >= LEAST_TURNS:
-        longest = _judged_between(series, gates, layers, label, thresholds, first, last)
-        if longest.kind in ("flat", "warming", "step"):
-            return whole
-    count = len(series.segments) + 1
-    text = (
-        f"{whole.text} That is told of {count} servers together, and a leak that is cut into pieces can look like it:"
-        f" what would settle it is {LEAST_TURNS} turns or more on one server."
-    )
-    return msgspec.structs.replace(whole, kind="inconclusive", text=text)
-
-
-def _judged_between(
-    series: Series,
-    gates: Gates,
-    layers: dict[str, Column],
-    label: str,
-    thresholds: Mapping[str, float],
-    first: int,
-    last: int,
-) -> IdleVerdict:
-    """The verdict on the turns from one index to before another."""
     limit = gates.limit.of(label) if gates.limit is not None else None
     if label == "host" and gates.host_limit is not None:
         limit = gates.host_limit
-
-    def within(places: Iterable[int]) -> list[int]:
-        return [place - first for place in places if first <= place < last and (place > first or not first)]
-
     return judge_idle(
-        {name: column.figures()[first:last] for name, column in layers.items()},
+        {name: column.figures() for name, column in layers.items()},
         cycle=series.period if series.period > 1 else None,
-        events=within(series.events),
-        segments=within(series.segments),
+        events=list(series.events),
+        segments=list(series.segments),
         limit=limit,
-        seconds=list(series.seconds[first:last]),
-        tokens=list(series.tokens[first:last]),
+        seconds=list(series.seconds),
+        tokens=list(series.tokens),
         capacity=gates.capacity.get(label),
         caps=gates.caps or None,
         engine=series.engine or None,
