@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_vram.sessions import soak_journal
-from pytest_vram.testing.scripted import Script, backend_table
+from pytest_vram.testing.scripted import Fault, Script, backend_table
 from tests.conftest import Inner
 
 CPU = "--vram-device=cpu"
@@ -149,6 +149,33 @@ def test_calls_of_a_soak_are_held_against_the_tests_target(pytester: pytest.Pyte
     gate = next(one for one in soak["verdict"]["gates"] if one["name"] == "tool calls")
     assert gate["outcome"] == "failed"
     assert "0 of" in gate["text"]
+
+
+def test_a_server_that_the_soak_lost_is_in_its_verdict_alone(pytester: pytest.Pytester, inner: Inner) -> None:
+    """The test is undecided, as its soak is, and no error besides; a server that its body loses is an error."""
+    project(pytester.path, dying=Script(faults=[Fault(kind="dies", requests=[4])]))
+    pytester.makepyfile(
+        """
+        import pytest
+        from pytest_vram import vram_soak
+
+        @vram_soak(turns=3)
+        def test_soaked(vram_soak):
+            assert vram_soak.document.loss_count >= 1
+
+        def test_own(vram_client):
+            for _ in range(4):
+                try:
+                    vram_client.chat("hello", max_tokens=4)
+                except Exception:
+                    pass
+        """
+    )
+    inner(CPU, "--vram-report=report.json")
+    found = records(pytester.path)
+    assert found["test_soaked"]["outcome"] == "inconclusive"
+    assert [one["check"] for one in found["test_soaked"]["findings"]] == ["vram_soak"]
+    assert found["test_own"]["outcome"] in ("error", "failed")
 
 
 def test_where_nothing_is_measured_no_soak_passes(pytester: pytest.Pytester, inner: Inner) -> None:
