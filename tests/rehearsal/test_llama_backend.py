@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import threading
 import time
@@ -215,10 +216,13 @@ def test_real_out_of_memory_names_the_bucket(rehearse: Start, where: Any, bucket
     with out_of_memory(where=where, bucket=bucket) as oom:
         rpc = [gpu.endpoint for gpu in oom.gpus]
         run = rehearse(oom.spec, kind="rpc" if rpc else "cpu", rpc=rpc)
-        said = r"(?i)out of memory|insufficient memory|failed to allocate"
-        if bucket == "kv":
-            # The engine goes on without its cache and crashes, at times before its log's thread has written why.
-            said += r"|SIGSEGV.*in phase 'kv'"
-        with pytest.raises(BootFailed, match=said):
-            run.pool.acquire(run.pool.spec())
+        # Without its cache the engine goes on and crashes, at times before its log's thread has written why, or even
+        # that the weights were loaded: of some boots one has.
+        for _ in range(8 if bucket == "kv" else 1):
+            with pytest.raises(BootFailed) as caught:
+                run.pool.acquire(run.pool.spec())
+            text = str(caught.value)
+            if "was killed by SIGSEGV while it started, in phase '" not in text:
+                break
+        assert re.search(r"(?i)out of memory|insufficient memory|failed to allocate", text), text
         run.close()

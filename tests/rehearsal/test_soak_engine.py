@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,40 @@ import pytest
 from pytest_vram.backends import store
 from pytest_vram.cli import main
 from pytest_vram.report.soaks import REPORT, TEXT
+from pytest_vram.sessions import load, shipped
+from pytest_vram.testing.scripted import Script, backend_table
+from pytest_vram.units import MIB
 
 pytestmark = pytest.mark.engine
+VRAM = [sys.executable, "-c", "import sys; from pytest_vram.cli import main; sys.exit(main())"]
+#: Of the shipped conversations, where a call is followed by a request with its result.
+REQUESTS_A_TURN = sum(1 + bool(turn.expect) for name in shipped() for turn in load(name).turns) / sum(
+    len(load(name).turns) for name in shipped()
+)
 WORDS = ("alpha", "bravo", "delta", "metal", "river", "stone", "cloud", "amber")
 CAP, PROMPTS, TURNS = 4, 6, 60
+
+
+def test_a_server_that_leaks_is_caught_and_its_twin_is_not(tmp_path: Path) -> None:
+    """Memory that a scripted server holds for real, 1 MiB a turn; over 150 turns one fails and the other passes."""
+    began = {}
+    for name, script in (("leak", Script(hold=round(MIB / REQUESTS_A_TURN))), ("twin", Script())):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "vram.toml").write_text(backend_table(script, folder, name="agent"), encoding="utf-8")
+        command = [*VRAM, "soak", "150turns", "--vram-device=cpu", "--dir=soak", "--quiet"]
+        began[name] = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    for name, code, kind in (("leak", 1, "leak"), ("twin", 0, "flat")):
+        out = began[name].communicate(timeout=300)[0].decode()
+        assert began[name].returncode == code, out
+        found = json.loads((tmp_path / name / "soak" / REPORT).read_text(encoding="utf-8"))
+        idle = found["verdict"]["idle"]["host"]
+        assert idle["kind"] == kind, out
+        if kind == "leak":
+            assert found["reason"] == "leak"
+            assert 0.9 * MIB < idle["low"] < idle["high"] < 1.1 * MIB
+        else:
+            assert found["turn_count"] == 150
 
 
 def test_a_peak_over_the_budget_names_the_setting_to_turn(
