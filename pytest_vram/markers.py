@@ -21,7 +21,7 @@ RETRIES = 3
 SOAK_TURNS = 120
 #: Seconds for which idle memory may be waited.
 LONGEST_SETTLE = 600.0
-_EXAMPLES = {"target": "0.94", "confidence": "0.95", "margin": "0.05"}
+_EXAMPLES = {"target": "0.94", "confidence": "0.95", "margin": "0.05", "retention": "0.8"}
 
 
 def _max_vram(limit: object, *, over: object = "total", scope: object = "run", phase: object = None) -> dict[str, Any]:

@@ -534,8 +534,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-def ways_on(settings: Settings) -> str:
-    """What somebody can do where nothing can be measured with these settings."""
+def ways_on(settings: Settings, *, measuring: bool = False) -> str:
+    """What somebody can do where nothing can be measured with these settings.
+
+    :param measuring: what was asked for cannot do without.
+    """
     kinds = {device.kind for device in settings.device}
     ways = []
     if "cpu" not in kinds:
@@ -543,7 +546,7 @@ def ways_on(settings: Settings) -> str:
     if "rpc" not in kinds:
         ways.append("a software GPU with --vram-device=rpc:0 (see the documentation)")
     ways.append("run on a machine with a GPU that this version can measure")
-    if "predicted" not in kinds:
+    if "predicted" not in kinds and not measuring:
         ways.append("hold each backend's estimate against the budget, measuring nothing, with --vram-device=predicted")
     return "; ".join(ways)
 

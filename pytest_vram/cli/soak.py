@@ -50,10 +50,13 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
     amount = _amount(options)
     file = deployment.config(options)
     given = {"budget": options.budget, "device": options.vram_device}
-    found = settings.resolve(
-        settings.gather(given, os.environ, {}, file.values, file.path),
-        config_path=Path(file.path) if file.path else None,
-    )
+    try:
+        found = settings.resolve(
+            settings.gather(given, os.environ, {}, file.values, file.path),
+            config_path=Path(file.path) if file.path else None,
+        )
+    except BadInput as error:  # the option is named as it is here
+        raise BadInput(str(error).replace("--vram-budget", "--budget")) from None
     if any(device.kind == "predicted" for device in found.device):
         raise BadInput("a soak measures, and --vram-device=predicted measures nothing: name a device, or cpu")
     amount = amount or found.soak or DEFAULT
@@ -69,7 +72,7 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
     accuracy = _share(options.target, "target", 1.0)
     retention = _share(options.retention, "retention", 1.0) or Gates().retention
     if not made.measurable:
-        raise BadInput(f"{made.why_unmeasurable()}; {ways_on(found)}")
+        raise BadInput(f"{made.why_unmeasurable()}; {ways_on(found, measuring=True)}")
     made.pool.plan(spec)  # what cannot be started is said before anything is
     place = "--budget" if options.budget is not None else found.places.get("budget", "")
     wanted = soaking.Wanted(

@@ -132,6 +132,24 @@ def test_a_soak_leaves_a_report_a_log_and_a_journal_that_can_be_made_longer(cli:
     assert "soak.jsonl was removed or emptied" in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--retention", "0"), "--retention '0' is not a share above 0"),
+        (("--retention", "nan"), "--retention 'nan' is not a share above 0"),
+        (("--retention", "80"), "--retention '80' is not a share above 0"),
+        (("--target", "94"), "--target '94' is not a share above 0"),
+        (("--budget", "3g"), "(from --budget)"),
+    ],
+)
+def test_a_share_or_a_size_that_is_none_is_told(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
+    """One sentence that names the option as it is written here, and exit code 2."""
+    code, out, err = cli("3turns", *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert "Traceback" not in err
+
+
 def test_a_peak_over_the_budget_fails(cli: Cli) -> None:
     """Exit code 1 after the turn that broke it, and again when somebody tries to go on."""
     code, out, _ = cli("50turns", "--budget", "10MB")
