@@ -215,14 +215,17 @@ def test_real_out_of_memory_names_the_bucket(rehearse: Start, where: Any, bucket
     """A boot that really runs out of memory is BootFailed and says so, on a device and on the host."""
     with out_of_memory(where=where, bucket=bucket) as oom:
         rpc = [gpu.endpoint for gpu in oom.gpus]
-        run = rehearse(oom.spec, kind="rpc" if rpc else "cpu", rpc=rpc)
-        # Without its cache the engine goes on and crashes, at times before its log's thread has written why, or even
-        # that the weights were loaded: of some boots one has.
-        for _ in range(8 if bucket == "kv" else 1):
+        said = r"(?i)out of memory|insufficient memory|failed to allocate"
+        if bucket == "kv":
+            # The engine goes on without its cache and crashes, at times before its log's thread has written why.
+            said += r"|SIGSEGV.*in phase 'kv'"
+        for _ in range(5):
+            run = rehearse(oom.spec, kind="rpc" if rpc else "cpu", rpc=rpc)
             with pytest.raises(BootFailed) as caught:
                 run.pool.acquire(run.pool.spec())
+            run.close()
             text = str(caught.value)
-            if "was killed by SIGSEGV while it started, in phase '" not in text:
+            # Once in hundreds of boots it has not even written that the weights were loaded.
+            if bucket != "kv" or "SIGSEGV while it started, in phase 'weights'" not in text:
                 break
-        assert re.search(r"(?i)out of memory|insufficient memory|failed to allocate", text), text
-        run.close()
+        assert re.search(said, text), text
