@@ -302,6 +302,7 @@ def _run_locked(
 def _refuse_early(folder: Path, known: Mapping[str, Any]) -> None:
     """Refuse what cannot go on before a server is started for it."""
     if not journals.exists(folder):
+        journals.refuse_lost(folder, journals.Contents())
         return
     before = {name: value for name, value in journals.read_manifest(folder).fingerprint.items() if name != "build"}
     differing = journals.differences(before, msgspec.json.decode(msgspec.json.encode(known)))

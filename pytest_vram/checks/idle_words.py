@@ -48,8 +48,7 @@ def sentence(
         if per_1000_tokens is not None and found.kind == "leak":
             parts.append(f"That is {per_turn(per_1000_tokens)} per 1000 tokens.")
         if hours is not None and found.kind == "leak":
-            latest = "" if hours[1] is None else f" to {hours[1]:,.1f}"
-            parts.append(f"At this slope memory lasts for {hours[0]:,.1f}{latest} more hours.")
+            parts.append(f"At this slope memory lasts for {_hours(*hours)}.")
     if trend.explained and trend.reason not in ("events", "drops"):
         rises = ", ".join(f"{mib(size)} at turn {turn + 1}" for turn, size in trend.explained[:3])
         more = f" and {len(trend.explained) - 3} more" if len(trend.explained) > 3 else ""
@@ -76,6 +75,14 @@ def sentence(
     if found.kind in ("leak", "inconclusive") and found.settles:
         parts.append(f"What would settle it: {'; '.join(found.settles)}.")
     return " ".join(parts)
+
+
+def _hours(soonest: float, latest: float | None) -> str:
+    """``3.1 to 3.4 more hours``; below two hours minutes."""
+    ends = [soonest] if latest is None else [soonest, latest]
+    if ends[-1] >= 2:
+        return f"{' to '.join(f'{one:,.1f}' for one in ends)} more hours"
+    return f"{' to '.join(f'{60 * one:,.1f}' for one in ends)} more minutes"
 
 
 def _head(found: Found, trend: Trend, rule: Thresholds) -> str:

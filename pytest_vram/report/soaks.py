@@ -17,7 +17,7 @@ from pytest_vram.report.advice_lines import advice_lines
 from pytest_vram.sessions import table
 from pytest_vram.sessions.soak import End
 from pytest_vram.sessions.soak_gates import SoakVerdict
-from pytest_vram.sessions.soak_journal import EndLine, LossLine, SegmentLine, SessionLine, SoakJournal
+from pytest_vram.sessions.soak_journal import REPORT, EndLine, LossLine, SegmentLine, SessionLine, SoakJournal
 from pytest_vram.sessions.soak_lines import duration
 from pytest_vram.sessions.soak_series import CallShare, Series
 from pytest_vram.sessions.turns import Turn
@@ -25,7 +25,7 @@ from pytest_vram.text import encoded, printable
 from pytest_vram.units import MIB
 
 FORMAT = "pytest-vram/soak/1"
-REPORT, TEXT = "report.json", "report.txt"
+TEXT = "report.txt"
 #: Segments and losses that a report lists; their number is told in any case.
 MOST = 20
 #: Outcome of a gate → its sign, and what that means.

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 SETTLE = 2.0
 #: Turns before the one where a session is resumed whose messages are put back; what is older has left by then.
 _PUT_BACK = 200
+#: Keys of a message that hold what was generated, besides its text.
+_GENERATED = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking", "refusal", "audio")
 #: Identical calls that are remembered of one conversation.
 _REMEMBERED = 10_000
 
@@ -418,6 +420,7 @@ class Session:
             events=events,
             result=said.result,
             error=said.error,
+            nothing=said.nothing,
         )
 
     # ------------------------------------------------------------ reading it
@@ -458,12 +461,19 @@ class _Said:
         self.own_calls: Mapping[str, Any] | None = None
         self.result: Literal["ok", "error", "lost"] = "ok"
         self.error: str | None = None
+        #: Of each request that was answered why nothing that was generated came with it; "".
+        self._came: list[str] = []
         self._decoded: list[tuple[int, float]] = []
 
     @property
     def failed(self) -> bool:
         """Whether the server let the turn down."""
         return self.result != "ok"
+
+    @property
+    def nothing(self) -> str | None:
+        """Why none of the answers has anything that was generated; ``None``: one has."""
+        return self._came[0] if self._came and all(self._came) and not self.failed else None
 
     @property
     def rate(self) -> float | None:
@@ -478,6 +488,8 @@ class _Said:
             self.result, self.error = "lost", heard.detail
         elif heard.message is None and not heard.kind:
             self.result, self.error = "error", heard.detail
+        else:
+            self._came.append(_why_nothing(heard))
         if heard.tokens_in is not None:
             self.tokens_in = heard.tokens_in  # the last request's has all before it
         # An answer that was cut off has no count: the turn's is not known then, and not what is left of it.
@@ -496,6 +508,20 @@ class _Said:
         self.asked += expected or len(found.calls)
         self.right += expected if found.right else 0
         self.kinds += [kind for kind in found.kinds if kind not in self.kinds]
+
+
+def _why_nothing(heard: asking.Heard) -> str:
+    """Why an answer has nothing that was generated; "": it has.
+
+    Text that a server leaves out (thoughts, for one) is known by its count of tokens: the end alone is one.
+    """
+    if heard.message is None:
+        return "" if heard.kind == "runaway" else heard.detail
+    content = heard.message.get("content")
+    said = heard.text.strip() or (content and not isinstance(content, str)) or (heard.tokens_out or 0) > 1
+    if said or any(heard.message.get(name) for name in _GENERATED):
+        return ""
+    return "the answer has neither text nor a call"
 
 
 def _key(call: Call) -> tuple[str, bytes]:

@@ -26,6 +26,7 @@ from pytest_vram.sessions.soak_gates import (
     judge,
 )
 from pytest_vram.sessions.soak_journal import (
+    KEPT,
     DiskTrouble,
     EndLine,
     LossLine,
@@ -47,14 +48,18 @@ REASONS = {
     "leak": "idle memory leaks",
     "throughput": "the decode rate has collapsed",
     "server": "one turn had no answer, however often the server was asked",
+    "silent": "no turn was answered any more",
     "disk": "the journal could not be written",
     "trouble": "nothing could be measured any more",
     "interrupted": "it was interrupted",
 }
 #: Those after which it does not go on: what was found stays found.
-FINAL = frozenset({"budget", "leak", "throughput"})
+FINAL = KEPT
 #: Times that a server may be lost in one turn.
 MOST_LOSSES = 3
+#: Turns in a row without an answer, or with nothing in it, after which no more are asked: one that hangs takes
+#: `request_timeout` for each.
+MOST_SILENT = 5
 #: Turns between two looks at the trend; of a long soak this share of it.
 LOOK, LOOK_SHARE = 10, 0.05
 #: Of a look that may stop a soak: there are many of them, and one alone must hardly ever be wrong.
@@ -134,6 +139,8 @@ class Soak:
         self._suspected = ""
         self._serving = False
         self._losses = 0
+        #: Turns in a row that this process asked in vain.
+        self._unanswered = 0
 
     # ------------------------------------------------------------ the whole
 
@@ -216,6 +223,7 @@ class Soak:
         self.journal.commit(TurnLine(turn=turn, spent=spent))
         self._losses = 0
         self.series.add(turn, spent)
+        self._unanswered = self._unanswered + 1 if turn.unanswered is not None else 0
         self._look()
         left = left_of(turn, self.gates.limit)
         if self._log is not None:
@@ -267,7 +275,9 @@ class Soak:
             return "budget"
         if self._suspected.endswith("!"):
             return self._suspected.rstrip("!")
-        return "amount" if self._reached() else ""
+        if self._reached():
+            return "amount"
+        return "silent" if self._unanswered >= MOST_SILENT else ""
 
     def _reached(self) -> bool:
         if self.amount.turns is not None:

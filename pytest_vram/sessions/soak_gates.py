@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -23,11 +24,13 @@ WARM_UP = 10
 #: Turns at the end in which less than this share of the early rate stops a soak.
 RECENT = 30
 COLLAPSED = 0.5
-#: CallShare of turns without an answer above which a soak is undecided.
+#: Share of turns without an answer, or with nothing in it, above which a soak is undecided.
 MOST_ERRORS = 0.01
 CONFIDENCE = 0.95
 #: Of each of two intervals that must not meet, so that both together are wrong in a hundredth.
 APART = 0.995
+#: What stands before the end of a server's log.
+_ANNOUNCED = re.compile(r" Last lines of .*:$")
 PROVES = (
     "A pass holds for these conversations, lengths and settings on this device, for as long as it ran: a leak below"
     " what so many turns can show (docs/leaks.md), longer contexts, more requests at once, another driver or engine,"
@@ -105,11 +108,13 @@ def judge(series: Series, gates: Gates, losses: list[LossLine], *, unfinished: s
     counted = f"{series.turns:,} turn{'s' if series.turns != 1 else ''}"
     retained = series.retention(WARM_UP)
     if failed:
-        outcome, text = "failed", f"after {counted}: {failed[0].text}"
+        also = f"; also failed: {', '.join(gate.name for gate in failed[1:])}" if failed[1:] else ""
+        outcome, text = "failed", f"after {counted}: {_first(failed[0].text)}{also}"
     elif unfinished:
-        outcome, text = "inconclusive", f"after {counted}: {unfinished}"
+        outcome, text = "inconclusive", unfinished if counted in unfinished else f"after {counted}: {unfinished}"
     elif unclear:
-        outcome, text = "inconclusive", f"after {counted}: {unclear[0].text}"
+        also = f"; also open: {', '.join(gate.name for gate in unclear[1:])}" if unclear[1:] else ""
+        outcome, text = "inconclusive", f"after {counted}: {unclear[0].text.removesuffix('.')}{also}"
     else:
         outcome, text = "passed", f"every gate held over {counted}"
     return SoakVerdict(
@@ -173,7 +178,7 @@ def _idle(series: Series, verdicts: dict[str, IdleVerdict]) -> GateResult:
         return GateResult(name="idle memory", outcome="inconclusive", text="idle memory was read after no turn")
     order = ("leak", "invalid", "inconclusive", "step", "warming", "flat")
     label, worst = min(verdicts.items(), key=lambda item: order.index(item[1].kind))
-    said = f"idle memory of {label}: {worst.kind}: {worst.text}"
+    said = f"idle memory of {label}: {worst.kind}: {_trend(worst)}"
     if series.turns < LEAST_TURNS and worst.kind != "invalid":
         said = f"idle memory is not judged on fewer than {LEAST_TURNS} turns: there are {series.turns:,}"
         return GateResult(name="idle memory", outcome="inconclusive", text=said)
@@ -206,7 +211,7 @@ def _host(series: Series, gates: Gates, verdict: IdleVerdict | None) -> GateResu
     if series.turns < LEAST_TURNS and verdict.kind != "invalid":
         text = f"host memory is not judged on fewer than {LEAST_TURNS} turns: there are {series.turns:,}"
         return GateResult(name=name, outcome="inconclusive", text=text)
-    return GateResult(name=name, outcome=_outcome_of(verdict), text=f"host memory: {verdict.kind}: {verdict.text}")
+    return GateResult(name=name, outcome=_outcome_of(verdict), text=f"host memory: {verdict.kind}: {_trend(verdict)}")
 
 
 # ---------------------------------------------------------------- peaks
@@ -355,24 +360,46 @@ def _answers(series: Series, losses: list[LossLine]) -> GateResult:
     if memory is not None:
         text = f"the server ran out of memory in {memory.place}: {_line(memory.error)}"
         return GateResult(name=name, outcome="failed", text=text)
-    errors = sum(series.errors.values())
+    lacking = sum(series.errors.values()) + sum(series.nothing.values())
     if losses:
         times = f"{len(losses)} times" if len(losses) > 1 else "once"
         first = f"first in {losses[0].place}: {_line(losses[0].error)}"
-        also = f"{errors} of {series.turns} turns have no answer besides; " if errors else ""
+        also = f"{lacking} of {series.turns} turns have no answer besides; " if lacking else ""
         text = f"{also}the server was lost or did not answer in time {times}, {first}"
         return GateResult(name=name, outcome="inconclusive", text=text)
     if not series.turns:
         return GateResult(name=name, outcome="inconclusive", text="no turn was answered")
-    if errors > MOST_ERRORS * series.turns:
-        first = next(iter(series.errors))
-        text = f"{errors} of {series.turns} turns have no answer, the first because: {_line(first)}"
-        return GateResult(name=name, outcome="inconclusive", text=text)
+    if lacking > MOST_ERRORS * series.turns:
+        said = [
+            f"{sum(reasons.values())} of {series.turns} turns {what}, the first because: {_line(next(iter(reasons)))}"
+            for reasons, what in (
+                (series.errors, "have no answer"),
+                (series.nothing, "came back with nothing that was generated"),
+            )
+            if reasons
+        ]
+        return GateResult(name=name, outcome="inconclusive", text="; ".join(said))
     return GateResult(
-        name=name, outcome="passed", text=f"{series.turns - errors} of {series.turns} turns were answered"
+        name=name, outcome="passed", text=f"{series.turns - lacking} of {series.turns} turns were answered"
     )
 
 
+def _first(text: str) -> str:
+    """The first sentence; the gate has all of them."""
+    head, _, rest = text.partition(". ")
+    return head if rest else text.removesuffix(".")
+
+
+def _trend(verdict: IdleVerdict) -> str:
+    """What an idle verdict says; of a leak without what it may be and what would settle that: the report tells both."""
+    text = verdict.text
+    if verdict.kind != "leak":
+        return text
+    for words, listed in (("It looks like", verdict.alike), ("What would settle it", verdict.settles)):
+        text = text.replace(f" {words}: {'; '.join(listed)}.", "")
+    return text
+
+
 def _line(error: str) -> str:
-    """The first line of a message; the report has all of it."""
-    return next(iter(error.splitlines()), "")
+    """The first line of a message, without what announces the others; the report has all of it."""
+    return _ANNOUNCED.sub("", next(iter(error.splitlines()), ""))

@@ -32,6 +32,12 @@ from pytest_vram.text import printable
 FORMAT = "pytest-vram/soak-journal/1"
 FILE_NAME = "soak.jsonl"
 MANIFEST = "manifest.json"
+#: The report that is saved beside the journal.
+REPORT = "report.json"
+#: Reasons of an end behind which no turn is asked.
+KEPT = frozenset({"budget", "leak", "throughput"})
+#: Bytes at the end of the structured log in which its last turn is looked for.
+_TAIL = 1 << 20
 #: No line is longer: a turn with its figures is some thousand bytes.
 LONGEST_LINE = 16 << 20
 #: Tokens or calls of one turn above which a line was made up.
@@ -136,6 +142,7 @@ class Contents(msgspec.Struct, kw_only=True):
     segments: list[SegmentLine] = []
     losses: list[LossLine] = []
     sessions: list[SessionLine] = []
+    ends: list[EndLine] = []
     end: EndLine | None = None
 
 
@@ -195,16 +202,68 @@ def _refuse_pipe(path: Path) -> None:
 
 
 def refuse_lost(folder: Path, contents: Contents) -> None:
-    """:raises BadInput: there is a log of turns, and no turn in the journal: what was committed is lost."""
-    if contents.lines:
-        return
-    for name in (LOGFMT, JSON):
-        with contextlib.suppress(OSError):
-            if (folder / name).stat().st_size:
-                raise BadInput(
-                    f"{folder} has the log of a soak and no turns of it: {FILE_NAME} was removed or emptied, and the"
-                    " soak cannot go on; begin a new one in another folder"
-                )
+    """Refuse a journal that lacks what the files beside it have: they are written after it.
+
+    :raises BadInput: the log or the report has a later turn, or an end that no later turn may undo.
+    """
+    if not contents.lines:
+        for name in (LOGFMT, JSON):
+            with contextlib.suppress(OSError):
+                if (folder / name).stat().st_size:
+                    raise BadInput(
+                        f"{folder} has the log of a soak and no turns of it: {FILE_NAME} was removed or emptied, and"
+                        " the soak cannot go on; begin a new one in another folder"
+                    )
+    told, reason = _reported(folder)
+    told = max(told, _logged(folder))
+    beyond = ""
+    if told > contents.turns:
+        beyond = f"turn {told:,}"
+    elif reason in KEPT and all(line.reason != reason for line in contents.ends):
+        beyond = f"its end ({reason})"
+    if beyond:
+        raise BadInput(
+            f"{folder / FILE_NAME} ends after turn {contents.turns:,}, and the log or the report beside it has"
+            f" {beyond}: lines of the journal were lost, and the soak cannot go on; restore the whole folder, or move"
+            " it away and begin anew"
+        )
+
+
+class _Reported(msgspec.Struct, frozen=True):
+    turn_count: int
+    reason: str
+
+
+class _Logged(msgspec.Struct, frozen=True):
+    group: str = ""
+    turn: int = 0
+
+
+def _reported(folder: Path) -> tuple[int, str]:
+    """Turns, and why it ended, of the report beside a journal; nothing where it cannot be read."""
+    try:
+        _refuse_pipe(folder / REPORT)
+        found = msgspec.json.decode((folder / REPORT).read_bytes(), type=_Reported)
+    except (BadInput, OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return 0, ""
+    return found.turn_count, found.reason
+
+
+def _logged(folder: Path) -> int:
+    """The last turn of the structured log; 0 where there is none, or its end cannot be read."""
+    try:
+        _refuse_pipe(folder / JSON)
+        with (folder / JSON).open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL))
+            tail = stream.read(_TAIL)
+    except (BadInput, OSError):
+        return 0
+    for raw in reversed(tail.splitlines()):
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            line = msgspec.json.decode(raw, type=_Logged)
+            if line.group == "brain.step":
+                return line.turn
+    return 0
 
 
 def _lines(stream: BinaryIO, path: Path, found: Contents) -> Iterator[Line]:
@@ -252,7 +311,7 @@ def _take(line: Line, found: Contents, path: Path, told: Callable[[TurnLine], No
         case SessionLine():
             found.sessions.append(line)
         case EndLine():
-            pass
+            found.ends.append(line)
     found.end = line if isinstance(line, EndLine) else None
 
 
@@ -337,6 +396,7 @@ class SoakJournal:
                 contents = read(folder, told)
                 refuse_lost(folder, contents)
             else:
+                refuse_lost(folder, Contents())
                 manifest = Manifest(name=name, fingerprint=wanted, created=now())
                 _write_manifest(folder, manifest)
                 contents = Contents()
@@ -383,6 +443,8 @@ class SoakJournal:
             self.contents.losses.append(line)
         elif isinstance(line, SessionLine):
             self.contents.sessions.append(line)
+        else:
+            self.contents.ends.append(line)
         self.contents.end = line if isinstance(line, EndLine) else None
 
     def _in_place(self) -> bool:

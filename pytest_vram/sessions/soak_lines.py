@@ -80,8 +80,8 @@ class StructuredLog:
                 "latency": _rounded(turn.latency, 3),
                 "time_to_first_token": _rounded(turn.time_to_first_token, 3),
                 "tokens_per_second": _rounded(turn.tokens_per_second, 2),
-                "result": turn.result,
-                "error": turn.error,
+                "result": "nothing" if turn.nothing else turn.result,
+                "error": turn.unanswered,
             },
         )
         self.write(
@@ -163,7 +163,8 @@ def live_line(
     if judged:
         fields["calls"] = f"{sum(series.right)}/{judged}"
     fields["events"] = "; ".join(turn.events) or None
-    fields["result"] = turn.result if turn.result != "ok" else None
+    result = "nothing" if turn.nothing else turn.result
+    fields["result"] = result if result != "ok" else None
     fields["eta"] = eta
     return logfmt(fields)
 

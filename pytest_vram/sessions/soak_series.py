@@ -116,6 +116,8 @@ class Series:
     :param context: tokens that each turn should find served; ``None``: nothing is asked.
     :ivar engine: whose memory it is, for the words alone; "": not known.
     :ivar breach: the first turn over the limit, for certain; ``unclear``: turns whose upper end is.
+    :ivar errors: reason → turns whose requests failed; ``nothing``: of those that came back with nothing that was
+        generated.
     """
 
     def __init__(self, *, period: int, limit: Limits | None = None, context: int | None = None) -> None:
@@ -144,6 +146,7 @@ class Series:
         self.kinds: Counter[str] = Counter()
         self.conversations: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
+        self.nothing: Counter[str] = Counter()
         self.repeated = 0
         self.contexts: Counter[int] = Counter()
         self.truncated = 0
@@ -175,8 +178,8 @@ class Series:
         self._add_peak(turn)
         if turn.host is not None:
             self.host_peak = turn.host if self.host_peak is None else larger([self.host_peak, turn.host])
-        if turn.result != "ok":
-            _count(self.errors, turn.error or turn.result)
+        if turn.unanswered is not None:
+            _count(self.errors if turn.result != "ok" else self.nothing, turn.unanswered)
         _count(self.conversations, turn.conversation)
         if turn.context_size is not None:
             if len(self.contexts) < MOST_NAMES or turn.context_size in self.contexts:
@@ -228,7 +231,7 @@ class Series:
                 self.unclear += 1
 
     def _keep(self, turn: Turn) -> None:
-        if turn.result != "ok" and len(self.unanswered) < UNANSWERED:
+        if turn.unanswered is not None and len(self.unanswered) < UNANSWERED:
             self.unanswered.append(turn)
         if len(self.first) < FIRST:
             self.first.append(turn)

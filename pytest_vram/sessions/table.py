@@ -111,10 +111,10 @@ def _remarks(turns: Sequence[Turn]) -> list[str]:
     )
     if sources:
         remarks.append(f"sources: {', '.join(sources)}.")
-    failed = [turn for turn in turns if turn.result != "ok" or turn.error]
-    remarks += [f"turn {turn.number}: {turn.error}" for turn in failed[:MOST_ERRORS] if turn.error]
+    failed = [turn for turn in turns if turn.unanswered or turn.error]
+    remarks += [f"turn {turn.number}: {turn.error or turn.unanswered}" for turn in failed[:MOST_ERRORS]]
     if len(failed) > MOST_ERRORS:
-        remarks.append(f"{len(failed)} turns failed; these were the first {MOST_ERRORS}.")
+        remarks.append(f"{len(failed)} turns have no answer; these were the first {MOST_ERRORS}.")
     if any(turn.result == "error" and later.segment == turn.segment for turn, later in itertools.pairwise(turns)):
         remarks.append("after a request that failed the server may still work on it: the next turn is slower.")
     return remarks

@@ -24,6 +24,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     :ivar repeated: calls identical to one before in this conversation.
     :ivar events: ``evicted 3 messages``, ``summarised``, ``restarted`` …: a step at such a turn is explained.
     :ivar result: ``ok``, ``error`` (the request failed), ``lost`` (the server died).
+    :ivar nothing: why nothing came that was generated, though the server answered: an empty text, or the error with
+        which it says that it could not read what the model wrote.
     :ivar t: nanoseconds on the run's clock. :ivar at: wall clock, ISO 8601.
     """
 
@@ -51,5 +53,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     events: list[str] = []
     result: Literal["ok", "error", "lost"] = "ok"
     error: str | None = None
+    nothing: str | None = None
     t: int = 0
     at: str = ""
+
+    @property
+    def unanswered(self) -> str | None:
+        """Why there is no answer; ``None``: there is one."""
+        return self.nothing if self.result == "ok" else self.error or self.result

@@ -85,7 +85,12 @@ def test_the_option_replaces_the_amount_and_a_soak_that_ended_is_followed_by_a_n
     last = journals(pytester.path)[-1]
     path = last / soak_journal.FILE_NAME
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:3]) + b'{"crc":"torn')  # killed in its second turn
+    path.write_bytes(b"".join(lines[:3]) + b'{"crc":"torn')
+    result = inner(CPU, "--vram-soak=3turns")  # what is beside the journal has three turns
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*soak.jsonl ends after turn 1*has turn 3*move it away and begin anew*"])
+    for name in ("report.json", "report.txt", "log.jsonl", "log.logfmt"):
+        (last / name).unlink()  # killed in its second turn
     inner(CPU, "--vram-soak=3turns").stdout.fnmatch_lines(["*1 inconclusive*"])
     found = soak_journal.read(last)
     assert (found.turns, len(found.segments), found.sessions[-1].dropped) == (3, 2, 12)

@@ -11,8 +11,9 @@ import pytest
 
 from pytest_vram.backends import store
 from pytest_vram.cli import main
-from pytest_vram.report.soaks import REPORT, TEXT
+from pytest_vram.report.soaks import TEXT
 from pytest_vram.sessions import load, shipped
+from pytest_vram.sessions.soak_journal import REPORT
 from pytest_vram.testing.scripted import Script, backend_table
 from pytest_vram.units import MIB
 

@@ -14,7 +14,8 @@ from pytest_vram.cli import main
 from pytest_vram.report import schemas
 from pytest_vram.sessions.soak_lines import GROUPS, logfmt
 from pytest_vram.settings import parse_soak
-from pytest_vram.testing.scripted import Script, backend_table
+from pytest_vram.testing.scripted import Fault, Script, backend_table
+from pytest_vram.testing.scripted.script import FaultKind
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -148,6 +149,53 @@ def test_a_share_or_a_size_that_is_none_is_told(cli: Cli, arguments: tuple[str, 
     assert (code, out) == (2, "")
     assert said in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("http_500_parse", "answered HTTP 500 to POST"),
+        ("empty_content", "the answer has neither text nor a call"),
+    ],
+)
+def test_a_server_that_generates_nothing_does_not_pass(cli: Cli, kind: FaultKind, said: str) -> None:
+    """It answers every request, and no turn was answered: inconclusive, and that after a few turns."""
+    script = Script(faults=[Fault(kind=kind, requests=list(range(400)))])
+    Path("vram.toml").write_text(backend_table(script, Path.cwd(), name="agent"), encoding="utf-8")
+    code, out, err = cli("130turns")
+    assert code == 3
+    text = " ".join(out.split())
+    assert "INCONCLUSIVE: no turn was answered any more, after 5 turns" in text
+    assert "5 of 5 turns came back with nothing that was generated, the first because: " in text
+    assert said in text
+    assert "result=nothing" in err
+    rows = map(json.loads, Path(".vram/soaks/agent/1/log.jsonl").read_text(encoding="utf-8").splitlines())
+    assert {row["result"] for row in rows if row["group"] == "brain.step"} == {"nothing"}
+
+
+def test_a_journal_that_lacks_what_its_report_has_is_refused(cli: Cli) -> None:
+    """Cut at the end of a line it looks whole; the log and the report beside it know more."""
+    assert cli("6turns", "--budget", "10MB")[0] == 1
+    folder = Path(".vram/soaks/agent/1")
+    journal = folder / "soak.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    assert [json.loads(line)["kind"] for line in lines] == ["session", "segment", "turn", "end"]
+    for kept, lacks in ((3, "its end (budget)"), (2, "turn 1"), (1, "turn 1")):
+        journal.write_bytes(b"".join(lines[:kept]))
+        code, out, err = cli("6turns", "--budget", "10MB", "--resume")
+        assert (code, out) == (2, "")
+        assert f"the log or the report beside it has {lacks}" in err
+        assert journal.read_bytes() == b"".join(lines[:kept])
+    (folder / "report.json").unlink()
+    assert cli("6turns", "--budget", "10MB", "--resume")[0] == 2  # the log knows it, too
+    (folder / "log.jsonl").write_bytes(b"\x00" * 100)
+    (folder / "report.json").write_text("{", encoding="utf-8")
+    assert cli("6turns", "--budget", "10MB", "--resume")[0] == 1  # nothing that can be read does: it is asked anew
+    (folder / "manifest.json").unlink()
+    journal.unlink()
+    code, _, err = cli("6turns", "--budget", "10MB", "--dir", str(folder))
+    assert code == 2
+    assert "has the log of a soak and no turns of it" in err
 
 
 def test_a_peak_over_the_budget_fails(cli: Cli) -> None:

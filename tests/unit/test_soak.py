@@ -189,6 +189,47 @@ def test_turns_without_an_answer_are_counted_beside_losses_and_shown(tmp_path: P
     assert gate(soak, "tool calls")[1].startswith("128 of 128 tool calls right")
 
 
+def test_answers_with_nothing_in_them_are_none(tmp_path: Path) -> None:
+    """One in a hundred is let pass; more are open, though every request was answered and all else holds."""
+
+    def emptied(every: int) -> ScriptedTalker:
+        why = "the answer has neither text nor a call"
+        return ScriptedTalker(lambda number: a_turn(number, **({} if number % every else {"nothing": why})))
+
+    soak = soaking(tmp_path / "few", emptied(150), turns(150))
+    outcome, text = gate(soak, "answers")
+    assert (outcome, text) == ("passed", "149 of 150 turns were answered")
+    assert 150 in {turn.number for turn in soak.series.table()}
+    soak = soaking(tmp_path / "many", emptied(50), turns(150))
+    assert ended(soak) == ("amount", "inconclusive")
+    verdict = judge(soak.series, soak.gates, [])
+    assert verdict.text.startswith(
+        "after 150 turns: 3 of 150 turns came back with nothing that was generated, the first"
+    )
+    assert [one.name for one in verdict.gates if one.outcome not in ("passed", "not judged")] == ["answers"]
+    assert soak.series.unanswered[0].number == 50
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"result": "error", "error": "no answer within 300 s"}, {"nothing": "HTTP 500: the output was not parsed"}],
+)
+def test_a_server_that_answers_no_more_is_not_asked_for_a_night(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """Five turns in a row end the soak, four do not; it can go on, and asks no turn twice."""
+    said: list[str] = []
+    hung = ScriptedTalker(lambda number: a_turn(number, **(fields if number > 20 or 5 <= number < 9 else {})))
+    soak = soaking(tmp_path, hung, turns(150), told=said.append)
+    end = soak.run()
+    soak.journal.close()
+    assert (end.reason, hung.asked[-1]) == ("silent", 25)
+    verdict = soak.verdict(end)
+    assert (verdict.outcome, verdict.text) == ("inconclusive", end.text)
+    assert end.text.startswith("no turn was answered any more, after 25 turns and ")
+    again = ScriptedTalker()
+    assert ended(soaking(tmp_path, again, turns(150))) == ("amount", "inconclusive")
+    assert again.asked == list(range(26, 151))
+
+
 def test_a_journal_that_is_removed_stops_the_soak(tmp_path: Path) -> None:
     """What is written to a removed file is lost: the soak does not go on for a night without one."""
     for name in ("removed", "moved"):

@@ -137,5 +137,5 @@ def _with_fault(reply: ScriptedReply, fault: Fault) -> ScriptedReply:
         changes |= {"status": status, "error": shapes.error(status, sentence), "message": {}}
     elif fault.kind == "empty_content":
         changes |= {"message": {"role": "assistant", "content": ""}, "error": None, "status": 200, "right": False}
-        changes |= {"kind": "empty", "finish_reason": "stop"}
+        changes |= {"kind": "empty", "finish_reason": "stop", "tokens_out": 1}
     return msgspec.structs.replace(reply, **changes)
