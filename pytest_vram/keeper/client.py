@@ -250,11 +250,15 @@ class KeeperClient:
         self._socket.close()
 
     def dismiss(self) -> None:
-        """The run is over: the guard of a keeper that does not answer ends it, with all that it started."""
+        """The run is over: the guard of a keeper that does not answer ends it, with all that it started.
+
+        A guard that is stopped is told to go on, and tells its keeper: else servers would stay behind them.
+        """
         welcome = self.welcome
         if welcome.guard and environment_value(welcome.guard, RUN_MARK) == welcome.run:
             with contextlib.suppress(OSError):
                 os.kill(welcome.guard, signal.SIGTERM)
+                os.kill(welcome.guard, signal.SIGCONT)
 
     # ------------------------------------------------------------ waiting
 

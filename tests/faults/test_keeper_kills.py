@@ -17,7 +17,7 @@ import pytest
 
 from pytest_vram.errors import KeeperError, KeeperLost, KeeperUnavailable
 from pytest_vram.keeper import KeeperClient, ensure, socket_path, start_time
-from pytest_vram.keeper.messages import Finish, Hello, Note, Now, Open
+from pytest_vram.keeper.messages import Finish, Hello, Note, Now, Open, Status
 from pytest_vram.keeper.wire import frame
 from pytest_vram.measure.procfs import read_stat
 from pytest_vram.spec import DeviceSpec
@@ -388,6 +388,19 @@ def test_a_stopped_keeper_goes_on(run: Run) -> None:
     assert status(client).backends[0]["pid"] == running.pid
     run.close()
     assert b"the keeper was stopped (SIGSTOP); it goes on" in (run.folder / "keeper.log").read_bytes()
+
+
+def test_a_run_whose_keeper_and_guard_are_stopped_leaves_nothing(run: Run) -> None:
+    """Who gives up on them has them go on for as long as it takes to end what they started."""
+    client = run.start().client()
+    running = acquire(client, plan())
+    for pid in (client.welcome.guard, client.welcome.pid):
+        os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(KeeperError):
+        client.call(Status(), 0.5)
+    assert running.pid in of_run(run.id)
+    client.dismiss()
+    assert until(lambda: of_run(run.id) == [])
 
 
 def test_a_forked_copy_is_no_controller(run: Run) -> None:
