@@ -58,7 +58,7 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "save": ("NAME", "save a baseline (not built yet)"),
     "compare": ("NAME", "compare with a baseline (not built yet)"),
     "fail_on": ("EXPR", "tolerance of a comparison (not built yet)"),
-    "soak": ("AMOUNT", "how long tests with the marker vram_soak run, such as 300turns, 8h or 20m"),
+    "soak": ("AMOUNT", "how long tests with the marker vram_soak run, such as 300turns, 8h (8hours) or 20m (20min)"),
     "soak_dir": ("DIR", "where soaks keep their journals (default .vram/soaks)"),
     "leases": ("{on,off}", "admission between tests, workers and runs on this machine (default on)"),
 }

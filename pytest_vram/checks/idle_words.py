@@ -48,7 +48,7 @@ def sentence(
         if per_1000_tokens is not None and found.kind == "leak":
             parts.append(f"That is {per_turn(per_1000_tokens)} per 1000 tokens.")
         if hours is not None and found.kind == "leak":
-            parts.append(f"At this slope memory lasts for {_hours(*hours)}.")
+            parts.append(_lasts(*hours))
     if trend.explained and trend.reason not in ("events", "drops"):
         rises = ", ".join(f"{mib(size)} at turn {turn + 1}" for turn, size in trend.explained[:3])
         more = f" and {len(trend.explained) - 3} more" if len(trend.explained) > 3 else ""
@@ -77,12 +77,14 @@ def sentence(
     return " ".join(parts)
 
 
-def _hours(soonest: float, latest: float | None) -> str:
-    """``3.1 to 3.4 more hours``; below two hours minutes."""
+def _lasts(soonest: float, latest: float | None) -> str:
+    """How long memory lasts: in hours, below two of them in minutes."""
     ends = [soonest] if latest is None else [soonest, latest]
-    if ends[-1] >= 2:
-        return f"{' to '.join(f'{one:,.1f}' for one in ends)} more hours"
-    return f"{' to '.join(f'{60 * one:,.1f}' for one in ends)} more minutes"
+    if not ends[-1]:
+        return "Its limit is reached."
+    factor, unit = (1, "hours") if ends[-1] >= 2 else (60, "minutes")
+    left = " to ".join(dict.fromkeys(f"{factor * one:,.1f}" for one in ends))
+    return f"At this slope memory lasts for {left} more {unit}."
 
 
 def _head(found: Found, trend: Trend, rule: Thresholds) -> str:

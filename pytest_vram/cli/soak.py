@@ -47,6 +47,9 @@ def run(options: argparse.Namespace, rest: list[str]) -> Answer:
         options.amount = rest.pop(0)
     if rest:
         raise BadInput(f"vram soak does not take {rest[0]!r}: see vram soak --help")
+    for name in ("backend", "dir"):
+        if getattr(options, name) == "":
+            raise BadInput(f"--{name} is empty: name one, or leave it out")
     amount = _amount(options)
     file = deployment.config(options)
     given = {"budget": options.budget, "device": options.vram_device}
@@ -121,10 +124,16 @@ def _again(options: argparse.Namespace, amount: Amount, folder: Path) -> str:
     words = ["vram", "soak", amount.text, "--resume", "--dir", str(folder)]
     for name in ("backend", "config", "budget", "host_budget", "target", "retention", "vram_device"):
         value = getattr(options, name)
+        value = _anywhere(value) if name == "config" and value is not None else value
         words += [] if value is None else [f"--{name.replace('_', '-')}", value]
     for value in options.conversation or []:
-        words += ["--conversation", value]
+        words += ["--conversation", value if value in sessions.shipped() else _anywhere(value)]
     return shlex.join(words)
+
+
+def _anywhere(path: str) -> str:
+    """The same path for a shell in another folder."""
+    return str(Path.cwd() / Path(path).expanduser())
 
 
 def _amount(options: argparse.Namespace) -> Amount | None:

@@ -18,7 +18,7 @@ from pytest_vram.sessions import table
 from pytest_vram.sessions.soak import End
 from pytest_vram.sessions.soak_gates import SoakVerdict
 from pytest_vram.sessions.soak_journal import REPORT, EndLine, LossLine, SegmentLine, SessionLine, SoakJournal
-from pytest_vram.sessions.soak_lines import duration
+from pytest_vram.sessions.soak_lines import duration, first_line
 from pytest_vram.sessions.soak_series import CallShare, Series
 from pytest_vram.sessions.turns import Turn
 from pytest_vram.text import encoded, printable
@@ -28,6 +28,9 @@ FORMAT = "pytest-vram/soak/1"
 TEXT = "report.txt"
 #: Segments and losses that a report lists; their number is told in any case.
 MOST = 20
+MOST_SERVERS = 6
+#: Why a segment began, in words.
+_WHY = {"start": "the first", "resumed": "the soak was taken up", "died": "the one before was lost"}
 #: Outcome of a gate → its sign, and what that means.
 _LEGEND = {
     "passed": ("ok", "held"),
@@ -134,12 +137,20 @@ def lines(found: SoakDocument, width: int = 80) -> list[str]:
     said = [*_wrapped(f"soak {found.name}: {verdict.outcome.upper()}: {verdict.text}", width), ""]
     said += _wrapped(f"  ended      {found.ended}", width, 13)
     parts = [f"{_turns(found.turn_count)} of {found.amount}", f"{duration(found.seconds)} of soaking"]
-    parts.append(f"{found.segment_count} server{'s' if found.segment_count != 1 else ''}")
+    if found.segment_count:
+        parts.append(f"{found.segment_count} server{'s' if found.segment_count > 1 else ''}")
+    unwarmed = sum(loss.warm_up for loss in found.losses)
+    if unwarmed:
+        parts.append(f"{unwarmed} start{'s' if unwarmed > 1 else ''} that did not get past the warm-up")
     if found.processes > 1:
         parts.append(f"taken up {found.processes - 1} time{'s' if found.processes > 2 else ''}")
     said += _wrapped(f"  ran        {', '.join(parts)}", width, 13)
     said += _wrapped(f"  soaked     {_soaked(found.fingerprint)}", width, 13)
     said += _wrapped(f"  journal    {found.folder}", width, 13)
+    if found.segment_count > 1:
+        served = [f"from turn {one.first} ({_WHY.get(one.why, one.why)})" for one in found.segments[:MOST_SERVERS]]
+        served += ["…"] if found.segment_count > MOST_SERVERS else []
+        said += _wrapped(f"  servers    {', '.join(served)}", width, 13)
     said += ["", "gates"]
     for gate in verdict.gates:
         said += _wrapped(f"  {_LEGEND[gate.outcome][0]:4} {gate.name:12} {gate.text}", width, 20)
@@ -174,8 +185,9 @@ def lines(found: SoakDocument, width: int = 80) -> list[str]:
     said += table.lines(found.turns, width=width)
     if found.loss_count > len(found.losses):
         said += _wrapped(f"servers lost {found.loss_count:,} times; the first and the last {len(found.losses)}:", width)
-    for loss in found.losses:
-        said += _wrapped(f"{loss.place}: {loss.error}", width, 2)
+    for index, loss in enumerate(found.losses):
+        # The end of a server's log is told once: those of the others are in the JSON.
+        said += _wrapped(f"{loss.place}: {first_line(loss.error) if index else loss.error}", width, 2)
     for note in found.notes:
         said += _wrapped(note, width, 2)
     return [*said, "", *_wrapped(verdict.proves, width)] if verdict.outcome == "passed" else said

@@ -249,7 +249,7 @@ def _tools_beside(folder: Path) -> Iterable[tuple[str, bytes]]:
 
 
 def _read(entry: Traversable, label: str, tools: list[tuple[str, bytes]]) -> Conversation:
-    data = read_file(entry, label)
+    data = read_file(entry, label, _FILE)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

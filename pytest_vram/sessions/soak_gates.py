@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -11,6 +10,7 @@ import msgspec
 from pytest_vram.checks.idle_series import IdleVerdict, judge_idle
 from pytest_vram.readings import Measured, Reading, Unmeasurable
 from pytest_vram.sessions.soak_journal import LossLine
+from pytest_vram.sessions.soak_lines import first_line
 from pytest_vram.sessions.soak_series import Breach, CallShare, Column, Series
 from pytest_vram.spec import Limits
 from pytest_vram.stats import clopper_pearson
@@ -29,8 +29,6 @@ MOST_ERRORS = 0.01
 CONFIDENCE = 0.95
 #: Of each of two intervals that must not meet, so that both together are wrong in a hundredth.
 APART = 0.995
-#: What stands before the end of a server's log.
-_ANNOUNCED = re.compile(r" Last lines of .*:$")
 PROVES = (
     "A pass holds for these conversations, lengths and settings on this device, for as long as it ran: a leak below"
     " what so many turns can show (docs/leaks.md), longer contexts, more requests at once, another driver or engine,"
@@ -358,12 +356,12 @@ def _answers(series: Series, losses: list[LossLine]) -> GateResult:
     name = "answers"
     memory = next((loss for loss in losses if loss.memory), None)
     if memory is not None:
-        text = f"the server ran out of memory in {memory.place}: {_line(memory.error)}"
+        text = f"the server ran out of memory in {memory.place}: {first_line(memory.error)}"
         return GateResult(name=name, outcome="failed", text=text)
-    lacking = sum(series.errors.values()) + sum(series.nothing.values())
+    lacking = series.errors.total() + series.nothing.total()
     if losses:
         times = f"{len(losses)} times" if len(losses) > 1 else "once"
-        first = f"first in {losses[0].place}: {_line(losses[0].error)}"
+        first = f"first in {losses[0].place}: {first_line(losses[0].error)}"
         also = f"{lacking} of {series.turns} turns have no answer besides; " if lacking else ""
         text = f"{also}the server was lost or did not answer in time {times}, {first}"
         return GateResult(name=name, outcome="inconclusive", text=text)
@@ -371,7 +369,7 @@ def _answers(series: Series, losses: list[LossLine]) -> GateResult:
         return GateResult(name=name, outcome="inconclusive", text="no turn was answered")
     if lacking > MOST_ERRORS * series.turns:
         said = [
-            f"{sum(reasons.values())} of {series.turns} turns {what}, the first because: {_line(next(iter(reasons)))}"
+            f"{reasons.total()} of {series.turns} turns {what}, the first because: {first_line(next(iter(reasons)))}"
             for reasons, what in (
                 (series.errors, "have no answer"),
                 (series.nothing, "came back with nothing that was generated"),
@@ -398,8 +396,3 @@ def _trend(verdict: IdleVerdict) -> str:
     for words, listed in (("It looks like", verdict.alike), ("What would settle it", verdict.settles)):
         text = text.replace(f" {words}: {'; '.join(listed)}.", "")
     return text
-
-
-def _line(error: str) -> str:
-    """The first line of a message, without what announces the others; the report has all of it."""
-    return _ANNOUNCED.sub("", next(iter(error.splitlines()), ""))

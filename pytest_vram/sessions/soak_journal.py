@@ -414,7 +414,10 @@ class SoakJournal:
         """
         size, count = self._committed
         if not self._in_place():
-            raise DiskTrouble(f"{self.folder / FILE_NAME} was removed, moved or replaced while the soak ran")
+            raise DiskTrouble(
+                f"{self.folder / FILE_NAME} was removed, moved or replaced while the soak ran; put it back and go"
+                " on with it, or begin a new soak"
+            )
         data = encode(msgspec.structs.replace(line, n=count + 1))
         if len(data) > LONGEST_LINE:
             raise DiskTrouble(f"a line of {len(data):,} bytes is too long for the journal of a soak")
@@ -431,7 +434,10 @@ class SoakJournal:
             if not torn:
                 with contextlib.suppress(OSError):  # else the next reader drops it: it has no end
                     os.ftruncate(self._fd, size)
-            raise DiskTrouble(f"{self.folder / FILE_NAME}: {error.strerror or error}") from None
+            raise DiskTrouble(
+                f"{self.folder / FILE_NAME}: {error.strerror or error}; what was committed is kept, and the soak goes"
+                " on behind it once this can be written"
+            ) from None
         self._committed = (size + len(data), count + 1)
         self.contents.lines = count + 1
         if isinstance(line, TurnLine):

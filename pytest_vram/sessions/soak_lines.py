@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,8 @@ GROUPS = {
     "agent.tool": "tool calls of a turn: asked for, right, repeated, kinds of defect",
 }
 LOGFMT, JSON = "log.logfmt", "log.jsonl"
+#: What stands before the end of a server's log.
+_ANNOUNCED = re.compile(r" Last lines of .*:$")
 Value = str | int | float | bool | None
 
 
@@ -189,6 +192,11 @@ def duration(seconds: float | None) -> str:
     if whole >= 3600:
         return f"{whole // 3600}h{whole % 3600 // 60:02}m"
     return f"{whole // 60}m{whole % 60:02}s" if whole >= 60 else f"{whole}s"
+
+
+def first_line(error: str) -> str:
+    """The first line of a message, without what announces the others; the report has all of it."""
+    return _ANNOUNCED.sub("", next(iter(error.splitlines()), ""))
 
 
 def _text(value: Value) -> str:

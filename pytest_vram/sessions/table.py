@@ -112,15 +112,15 @@ def _remarks(turns: Sequence[Turn]) -> list[str]:
     if sources:
         remarks.append(f"sources: {', '.join(sources)}.")
     failed = [turn for turn in turns if turn.unanswered or turn.error]
-    reasons: dict[str, list[int]] = {}
+    causes: dict[str, list[int]] = {}
     for turn in failed:
-        reasons.setdefault(turn.error or turn.unanswered or "", []).append(turn.number)
-    for reason, numbers in list(reasons.items())[:MOST_ERRORS]:
+        causes.setdefault(turn.error or turn.unanswered or "", []).append(turn.number)
+    for reason, numbers in list(causes.items())[:MOST_ERRORS]:
         more = f" and {len(numbers) - MOST_ERRORS} more" if len(numbers) > MOST_ERRORS else ""
         listed = ", ".join(map(str, numbers[:MOST_ERRORS]))
         remarks.append(f"turn{'s' if len(numbers) > 1 else ''} {listed}{more}: {reason}")
-    if len(reasons) > MOST_ERRORS:
-        remarks.append(f"{len(failed)} turns have no answer, for {len(reasons)} reasons; these were the first.")
+    if len(causes) > MOST_ERRORS:
+        remarks.append(f"{len(failed)} turns have no answer, for {len(causes)} reasons; these were the first.")
     if any(turn.result == "error" and later.segment == turn.segment for turn, later in itertools.pairwise(turns)):
         remarks.append("after a request that failed the server may still work on it: the next turn is slower.")
     return remarks

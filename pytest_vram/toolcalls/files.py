@@ -13,12 +13,17 @@ from pytest_vram.errors import BadCases
 #: Bytes of one file, and of one line of it. A conversation that fills 128 K tokens has about 600 KB.
 LARGEST_FILE = 64 << 20
 LONGEST_LINE = 8 << 20
+CASES = "cases are read from JSONL files of at most 64 MiB and from folders of them"
 
 
-def read_file(entry: Traversable, label: str) -> bytes:
-    """All of a file that is a file. :raises BadCases: it is none, cannot be read, is too large, or no UTF-8."""
+def read_file(entry: Traversable, label: str, wanted: str = CASES) -> bytes:
+    """All of a file that is a file.
+
+    :param wanted: what is read here, as a clause.
+    :raises BadCases: it is none, cannot be read, is too large, or UTF-16.
+    """
     try:
-        data = _bytes_of(entry, label) if isinstance(entry, Path) else entry.read_bytes()
+        data = _bytes_of(entry, label, wanted) if isinstance(entry, Path) else entry.read_bytes()
     except OSError as error:
         raise BadCases(f"{label} cannot be read: {error.strerror or error}") from None
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -43,13 +48,13 @@ def text_lines(data: bytes, label: str) -> Iterable[tuple[int, str]]:
             yield number, text
 
 
-def _bytes_of(path: Path, label: str) -> bytes:
+def _bytes_of(path: Path, label: str, wanted: str) -> bytes:
     """Without waiting: opening a named pipe would, for a writer that may never come."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise BadCases(f"{label} is not a file: cases are read from JSONL files and folders of them")
+            raise BadCases(f"{label} is not a file: {wanted}")
         data = file.read(LARGEST_FILE + 1)
     if len(data) > LARGEST_FILE:
-        raise BadCases(f"{label} is larger than {LARGEST_FILE >> 20} MiB: split it, and name the folder")
+        raise BadCases(f"{label} is larger than {LARGEST_FILE >> 20} MiB: {wanted}")
     return data

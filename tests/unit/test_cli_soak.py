@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
 import pytest
 
-from pytest_vram.cli import main
+from pytest_vram.cli import entry, main, soak
 from pytest_vram.report import schemas
 from pytest_vram.sessions.soak_lines import GROUPS, logfmt
 from pytest_vram.settings import parse_soak
+from pytest_vram.spec import Amount
 from pytest_vram.testing.scripted import Fault, Script, backend_table
 from pytest_vram.testing.scripted.script import FaultKind
 
@@ -196,6 +198,35 @@ def test_a_journal_that_lacks_what_its_report_has_is_refused(cli: Cli) -> None:
     code, _, err = cli("6turns", "--budget", "10MB", "--dir", str(folder))
     assert code == 2
     assert "has the log of a soak and no turns of it" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--backend", ""), "--backend is empty"),
+        (("--dir", ""), "--dir is empty"),
+        (("--conversation", "/dev/null"), "/dev/null is not a file: a conversation is one JSON object"),
+    ],
+)
+def test_an_empty_name_is_no_default(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
+    """What was left empty by a script is told, and nothing is soaked in its place."""
+    code, out, err = cli("3turns", *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert not Path(".vram").exists()
+
+
+def test_the_command_that_goes_on_holds_in_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are absolute in it; a shipped conversation keeps its name."""
+    monkeypatch.chdir(tmp_path)
+    arguments = ["soak", "3turns", "--config", "a b.toml", "--conversation", "cron-check", "--conversation", "own.json"]
+    options, _ = entry._parser().parse_known_args(arguments)
+    words = shlex.split(soak._again(options, Amount(text="3turns", turns=3), tmp_path / "soak"))
+    assert words[words.index("--config") + 1] == str(tmp_path / "a b.toml")
+    assert [words[at + 1] for at, word in enumerate(words) if word == "--conversation"] == [
+        "cron-check",
+        str(tmp_path / "own.json"),
+    ]
 
 
 def test_a_peak_over_the_budget_fails(cli: Cli) -> None:

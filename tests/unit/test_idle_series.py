@@ -369,6 +369,9 @@ def test_more_than_the_device_has_is_invalid_and_more_than_a_budget_is_not() -> 
     found = judge_idle(readings, limit=3500 * MIB, seconds=[float(turn) for turn in range(120)])
     assert found.kind == "leak"
     assert found.hours_left == (0.0, 0.0)
+    assert "Its limit is reached." in found.text
+    quick = judge_idle(rising(120, 8), limit=4500 * MIB, seconds=[float(turn) for turn in range(120)])
+    assert re.search(r"memory lasts for \d\.\d( to \d\.\d)? more minutes\.", quick.text)
 
 
 def test_what_varies_too_much_is_open() -> None:

@@ -82,7 +82,8 @@ class Burst(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Script(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a scripted backend does; the same script gives the same answers in any order and in any process.
 
-    :ivar accuracy: probability that a case is answered right. :ivar icc: correlation of the outcomes within a family
+    :ivar accuracy: probability that a case is answered right; what is no case, such as a turn of a conversation, is
+        answered with text and without a call. :ivar icc: correlation of the outcomes within a family
         of cases (beta-binomial); 0: each case by itself.
     :ivar defects: kind → weight of the wrong answers; a kind that a case has no room for gives way to another of them.
     :ivar recovery: probability that a retry is answered right.
