@@ -6,6 +6,7 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import SupportsIndex
 
 import msgspec
 
@@ -138,8 +139,10 @@ def _number(value: object, *, share: bool) -> tuple[float, str | None]:
         size = value
     else:
         try:
-            exact = operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
+            exact = operator.index(value) if isinstance(value, SupportsIndex) else None
+        except TypeError:  # an array of several, or of other numbers
+            exact = None
+        if exact is None:
             return 0.0, f"is a {type(value).__name__}, not a number of bytes."
         size = float(max(-IMPOSSIBLE, min(exact, IMPOSSIBLE)))
     if size < 0:

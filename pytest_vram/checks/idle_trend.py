@@ -169,15 +169,16 @@ def _trend_of(
         whole.append(points)
         judged_from.append(first)
     turns = sum(turn >= first for points, first in zip(whole, judged_from, strict=True) for turn, _ in points)
-    about = {
-        "turns": turns,
-        "warm_up": len(known) - turns,
-        "segments": len(whole),
-        "left_out": left_out,
-        "rise": _rise(known),
-    }
+    about = Trend(
+        kind="inconclusive",
+        turns=turns,
+        warm_up=len(known) - turns,
+        segments=len(whole),
+        left_out=left_out,
+        rise=_rise(known),
+    )
     if not whole or len(known) < thresholds.minimum or turns < thresholds.minimum // 2:
-        return Trend(kind="inconclusive", reason="short", **about)  # type: ignore[arg-type]
+        return _as(about, "inconclusive", "short")
     judged = [
         [point for point in points if point[0] >= first] for points, first in zip(whole, judged_from, strict=True)
     ]
@@ -186,10 +187,10 @@ def _trend_of(
     period = cycle if cycle is not None else 0 if events else find_cycle(max(judged, key=len))
     if period > 1:
         if cycle is not None and turns < 3 * period:
-            return Trend(kind="inconclusive", reason="cycle", cycle=period, **about)  # type: ignore[arg-type]
+            return msgspec.structs.replace(about, reason="cycle", cycle=period)
         seasons = seasons_of(judged, period)
         whole = [[(turn, value - seasons[turn % period]) for turn, value in points] for points in whole]
-        about["cycle"] = period
+        about = msgspec.structs.replace(about, cycle=period)
     steps: list[tuple[int, int]] = []
     explained: list[tuple[int, int]] = []
     settled: list[list[Point]] = []
@@ -211,7 +212,7 @@ def _trend_of(
             if turn >= first:
                 (explained if at_event else steps).append((turn, round(height)))
         settled.append([point for point in rest if point[0] >= first])
-    about["climb"] = idle_hidden.climb(read)
+    about = msgspec.structs.replace(about, climb=idle_hidden.climb(read))
     found = _judge(settled, begun, thresholds, steps, explained, about)
     if found.kind == "flat":
         found = _without_drop(settled, begun, thresholds, found, steps, explained, about)
@@ -235,14 +236,15 @@ def _judge(
     thresholds: Thresholds,
     steps: list[tuple[int, int]],
     explained: list[tuple[int, int]],
-    about: dict[str, float],
+    about: Trend,
 ) -> Trend:
     blocks = _blocks(judged, thresholds.blocks)
     score = mann_kendall(*([value for _, value in group] for group in blocks))
     sen = theil_sen(*blocks)
     span = sum(points[-1][0] - points[0][0] + 1 for points in judged)
     growth = None if sen.slope is None else sen.slope * span
-    trend = Trend(
+    trend = msgspec.structs.replace(
+        about,
         kind="flat",
         span=span,
         until=judged[-1][-1][0] + 1,
@@ -255,7 +257,6 @@ def _judge(
         since=_since(blocks),
         steps=tuple(sorted(steps)),
         explained=tuple(sorted(explained)),
-        **about,  # type: ignore[arg-type]
     )
     if growth is None or sen.low is None or sen.high is None:
         return _as(trend, "inconclusive", "short")
@@ -297,7 +298,7 @@ def _without_events(
     thresholds: Thresholds,
     found: Trend,
     steps: list[tuple[int, int]],
-    about: dict[str, float],
+    about: Trend,
 ) -> Trend:
     """The verdict where rises at events, each too small for a step, are taken out; the first one if it stays a leak.
 
@@ -344,7 +345,7 @@ def _without_drop(
     found: Trend,
     steps: list[tuple[int, int]],
     explained: list[tuple[int, int]],
-    about: dict[str, float],
+    about: Trend,
 ) -> Trend:
     """Open, where a level series rises before and after one sharp drop; else ``found``.
 

@@ -105,6 +105,7 @@ def judge(series: Series, gates: Gates, losses: list[LossLine], *, unfinished: s
     unclear = [gate for gate in results if gate.outcome == "inconclusive"]
     counted = f"{series.turns:,} turn{'s' if series.turns != 1 else ''}"
     retained = series.retention(WARM_UP)
+    outcome: Literal["passed", "failed", "inconclusive"]
     if failed:
         also = f"; also failed: {', '.join(gate.name for gate in failed[1:])}" if failed[1:] else ""
         outcome, text = "failed", f"after {counted}: {_first(failed[0].text)}{also}"
@@ -116,7 +117,7 @@ def judge(series: Series, gates: Gates, losses: list[LossLine], *, unfinished: s
     else:
         outcome, text = "passed", f"every gate held over {counted}"
     return SoakVerdict(
-        outcome=outcome,  # type: ignore[arg-type]
+        outcome=outcome,
         text=text,
         gates=results,
         idle=idle,
