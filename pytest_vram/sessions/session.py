@@ -461,8 +461,9 @@ class _Said:
         self.own_calls: Mapping[str, Any] | None = None
         self.result: Literal["ok", "error", "lost"] = "ok"
         self.error: str | None = None
-        #: Of each request that was answered why nothing that was generated came with it; "".
-        self._came: list[str] = []
+        #: Why an answer was none that can be read; and of each other one whether it had anything in it.
+        self._unread: str | None = None
+        self._filled: list[bool] = []
         self._decoded: list[tuple[int, float]] = []
 
     @property
@@ -472,8 +473,10 @@ class _Said:
 
     @property
     def nothing(self) -> str | None:
-        """Why none of the answers has anything that was generated; ``None``: one has."""
-        return self._came[0] if self._came and all(self._came) and not self.failed else None
+        """Why there is no answer, though no request failed: one that nobody could read, or nothing in any of them."""
+        if self.failed or not (self._unread or self._filled):
+            return None
+        return self._unread or (None if any(self._filled) else "the answer has neither text nor a call")
 
     @property
     def rate(self) -> float | None:
@@ -488,8 +491,10 @@ class _Said:
             self.result, self.error = "lost", heard.detail
         elif heard.message is None and not heard.kind:
             self.result, self.error = "error", heard.detail
+        elif heard.message is None:
+            self._unread = self._unread or heard.detail
         else:
-            self._came.append(_why_nothing(heard))
+            self._filled.append(_has_something(heard, heard.message))
         if heard.tokens_in is not None:
             self.tokens_in = heard.tokens_in  # the last request's has all before it
         # An answer that was cut off has no count: the turn's is not known then, and not what is left of it.
@@ -510,18 +515,14 @@ class _Said:
         self.kinds += [kind for kind in found.kinds if kind not in self.kinds]
 
 
-def _why_nothing(heard: asking.Heard) -> str:
-    """Why an answer has nothing that was generated; "": it has.
+def _has_something(heard: asking.Heard, message: Mapping[str, Any]) -> bool:
+    """Whether anything that was generated came with an answer.
 
     Text that a server leaves out (thoughts, for one) is known by its count of tokens: the end alone is one.
     """
-    if heard.message is None:
-        return "" if heard.kind == "runaway" else heard.detail
-    content = heard.message.get("content")
+    content = message.get("content")
     said = heard.text.strip() or (content and not isinstance(content, str)) or (heard.tokens_out or 0) > 1
-    if said or any(heard.message.get(name) for name in _GENERATED):
-        return ""
-    return "the answer has neither text nor a call"
+    return bool(said) or any(message.get(name) for name in _GENERATED)
 
 
 def _key(call: Call) -> tuple[str, bytes]:

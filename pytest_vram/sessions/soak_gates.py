@@ -373,7 +373,7 @@ def _answers(series: Series, losses: list[LossLine]) -> GateResult:
             f"{reasons.total()} of {series.turns} turns {what}, the first because: {first_line(next(iter(reasons)))}"
             for reasons, what in (
                 (series.errors, "have no answer"),
-                (series.nothing, "came back with nothing that was generated"),
+                (series.nothing, "have an answer that is empty or that nobody could read"),
             )
             if reasons
         ]

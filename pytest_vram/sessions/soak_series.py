@@ -116,8 +116,8 @@ class Series:
     :param context: tokens that each turn should find served; ``None``: nothing is asked.
     :ivar engine: whose memory it is, for the words alone; "": not known.
     :ivar breach: the first turn over the limit, for certain; ``unclear``: turns whose upper end is.
-    :ivar errors: reason → turns whose requests failed; ``nothing``: of those that came back with nothing that was
-        generated.
+    :ivar errors: reason → turns whose requests failed; ``nothing``: of those whose answers are empty or cannot be
+        read.
     """
 
     def __init__(self, *, period: int, limit: Limits | None = None, context: int | None = None) -> None:

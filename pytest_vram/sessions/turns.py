@@ -24,8 +24,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     :ivar repeated: calls identical to one before in this conversation.
     :ivar events: ``evicted 3 messages``, ``summarised``, ``restarted`` …: a step at such a turn is explained.
     :ivar result: ``ok``, ``error`` (the request failed), ``lost`` (the server died).
-    :ivar nothing: why nothing came that was generated, though the server answered: an empty text, or the error with
-        which it says that it could not read what the model wrote.
+    :ivar nothing: why there is no answer, though no request failed: all of them are empty, or one is none that can be
+        read: it did not end, or the server says that it could not read what the model wrote.
     :ivar t: nanoseconds on the run's clock. :ivar at: wall clock, ISO 8601.
     """
 

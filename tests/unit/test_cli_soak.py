@@ -154,21 +154,25 @@ def test_a_share_or_a_size_that_is_none_is_told(cli: Cli, arguments: tuple[str, 
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "each", "said"),
     [
-        ("http_500_parse", "answered HTTP 500 to POST"),
-        ("empty_content", "the answer has neither text nor a call"),
+        ("http_500_parse", 1, "answered HTTP 500 to POST"),
+        ("http_500_parse", 2, "answered HTTP 500 to POST"),
+        ("empty_content", 1, "the answer has neither text nor a call"),
+        ("endless", 1, "the answer did not end"),
     ],
 )
-def test_a_server_that_generates_nothing_does_not_pass(cli: Cli, kind: FaultKind, said: str) -> None:
+def test_a_server_that_generates_nothing_to_be_read_does_not_pass(
+    cli: Cli, kind: FaultKind, each: int, said: str
+) -> None:
     """It answers every request, and no turn was answered: inconclusive, and that after a few turns."""
-    script = Script(faults=[Fault(kind=kind, requests=list(range(400)))])
+    script = Script(faults=[Fault(kind=kind, requests=list(range(0, 400, each)))])
     Path("vram.toml").write_text(backend_table(script, Path.cwd(), name="agent"), encoding="utf-8")
     code, out, err = cli("130turns")
     assert code == 3
     text = " ".join(out.split())
     assert "INCONCLUSIVE: no turn was answered any more, after 5 turns" in text
-    assert "5 of 5 turns came back with nothing that was generated, the first because: " in text
+    assert "5 of 5 turns have an answer that is empty or that nobody could read, the first because: " in text
     assert said in text
     assert "result=nothing" in err
     rows = map(json.loads, Path(".vram/soaks/agent/1/log.jsonl").read_text(encoding="utf-8").splitlines())

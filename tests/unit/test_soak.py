@@ -204,7 +204,7 @@ def test_answers_with_nothing_in_them_are_none(tmp_path: Path) -> None:
     assert ended(soak) == ("amount", "inconclusive")
     verdict = judge(soak.series, soak.gates, [])
     assert verdict.text.startswith(
-        "after 150 turns: 3 of 150 turns came back with nothing that was generated, the first"
+        "after 150 turns: 3 of 150 turns have an answer that is empty or that nobody could read, the first"
     )
     assert [one.name for one in verdict.gates if one.outcome not in ("passed", "not judged")] == ["answers"]
     assert soak.series.unanswered[0].number == 50
