@@ -309,6 +309,8 @@ class Run:
     def _forget(self) -> None:
         if self._client is not None:
             self._client.close()
+            if self._client.stopped and self.worker is None:
+                self._client.dismiss()  # nobody else would end it and what it started
         self._client = None
         self._pool = None
 

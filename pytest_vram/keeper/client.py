@@ -111,6 +111,7 @@ class KeeperClient:
     :param role: ``controller``, ``worker``, ``turn`` or ``viewer``; see :class:`~pytest_vram.keeper.messages.Hello`.
     :ivar meanwhile: called now and then while a request waits for other tests.
     :ivar welcome: the keeper's greeting, with the devices that it measures.
+    :ivar stopped: the keeper did not answer, and somebody has stopped it.
     :raises KeeperUnavailable: nothing answers there. :raises KeeperLost: it ended while it greeted.
     """
 
@@ -122,6 +123,7 @@ class KeeperClient:
         self._asking = threading.RLock()
         self._writing = threading.RLock()
         self._numbers = itertools.count(1)
+        self.stopped = False
         self._owed: dict[int, Promise] = {}
         self._incoming: deque[bytes] = deque()
         self._outgoing = _Outgoing(b"")
@@ -436,6 +438,7 @@ class KeeperClient:
         stat = read_stat(self.keeper) if self.keeper else None
         who = f"The keeper of this run (PID {self.keeper})" if self.keeper else "The keeper of this run"
         if stat is not None and stat.state in "Tt":
+            self.stopped = True
             why = " and is stopped"
         elif stat is not None and stat.state not in "ZX":
             why = " and is alive: it hangs, most likely in a call of the graphics driver that does not return"

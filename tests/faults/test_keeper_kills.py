@@ -399,6 +399,7 @@ def test_a_run_whose_keeper_and_guard_are_stopped_leaves_nothing(run: Run) -> No
     with pytest.raises(KeeperError):
         client.call(Status(), 0.5)
     assert running.pid in of_run(run.id)
+    assert client.stopped
     client.dismiss()
     assert until(lambda: of_run(run.id) == [])
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from pytest_vram.cli.runs import ending
 from pytest_vram.errors import KeeperLost
+from pytest_vram.keeper import KeeperClient
 from pytest_vram.keeper.messages import Finish, State, Status
+from pytest_vram.run import Run
 
 
 def run(folder: Path, call: Any, done: list[str]) -> Any:
@@ -61,3 +63,30 @@ def test_an_interrupt_goes_on_after_the_end(tmp_path: Path) -> None:
     assert isinstance(asked[-1], Finish)
     assert asked[-1].outcome == "interrupted"
     assert done == ["closed", "dismissed", "closed"]
+
+
+@pytest.mark.parametrize(
+    ("stopped", "worker", "wanted"),
+    [(True, None, ["closed", "dismissed"]), (True, "gw0", ["closed"]), (False, None, ["closed"])],
+)
+def test_a_keeper_that_somebody_stopped_is_ended_by_who_gives_up_on_it(
+    stopped: bool, worker: str | None, wanted: list[str]
+) -> None:
+    """By the controller, since others of the run may still have it; what hangs is ended by its guard."""
+    done: list[str] = []
+
+    def lost(*_: object, **__: object) -> None:
+        raise KeeperLost("it did not answer")
+
+    made = Run.__new__(Run)
+    made.worker, made._pool = worker, None
+    made._client = cast(
+        KeeperClient,
+        SimpleNamespace(
+            call=lost, stopped=stopped, close=lambda: done.append("closed"), dismiss=lambda: done.append("dismissed")
+        ),
+    )
+    with pytest.raises(KeeperLost):
+        made.call(Status())
+    assert done == wanted
+    assert not made.connected
