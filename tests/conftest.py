@@ -69,6 +69,12 @@ def ours(run: str) -> list[int]:
     return found
 
 
+def shell() -> dict[str, str]:
+    """The environment of a user's shell: nothing of this pytest, but that leases are apart from those of other runs."""
+    kept = ("PYTEST_VRAM_LEASE_FOLDER",)
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST") or name in kept}
+
+
 def plain(text: str) -> str:
     """The text without colour codes."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)

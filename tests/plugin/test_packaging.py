@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import shell
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"pytest_vram": "pytest_vram", "fixtures": "pytest_vram_fixtures", "test_specs": "pytest_vram_specs"}
 SUITE_TEST = re.compile(r"(test_\w+)\.py::(\w+)")
@@ -78,7 +80,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(command: list[str | Path], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a folder, free of this test run's own settings."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    kept = shell()
     cache = os.environ.get("PYTEST_VRAM_CACHE")
     if cache:
         kept["PYTEST_VRAM_CACHE"] = cache

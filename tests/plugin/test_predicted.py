@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from pytest_vram.sizing import estimate
 from pytest_vram.testing import recipes
 from pytest_vram.units import MIB
-from tests.conftest import Inner
+from tests.conftest import Inner, shell
 
 FAKE = Path(__file__).with_name("fake_llama_server.py")
 SPECS = """
@@ -267,7 +266,7 @@ def test_the_suite_holds_estimates_against_the_budget(tmp_path: Path, budget: st
     (tmp_path / "vram.toml").write_text(f"[backend.fake]\n{keys}{options}")
     program = "import sys; from pytest_vram.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, "check", "--json", "--vram-device=predicted", f"--vram-budget={budget}"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    environment = shell()
     done = subprocess.run(
         [*command, "-p", "no:cacheprovider"],
         cwd=tmp_path,
@@ -308,7 +307,7 @@ def test_where_all_tests_need_a_measurement_nothing_is_started(tmp_path: Path, m
     )
     program = "import sys; from pytest_vram.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, "check", module, "--json", "--vram-device=predicted"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    environment = shell()
     done = subprocess.run(
         [*command, "-p", "no:cacheprovider"],
         cwd=tmp_path,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import shell
 
 FAKE = Path(__file__).with_name("fake_llama_server.py")
 CONFIG = """
@@ -39,7 +40,7 @@ def check(folder: Path, fault: str, *arguments: str) -> tuple[int, dict[str, str
     (folder / "vram.toml").write_text(f"{CONFIG}\n[backend.fake.env]\nFAKE = '{fault}'\n", encoding="utf-8")
     code = "import sys; from pytest_vram.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "check", "--json", "--vram-device=cpu", "-p", "no:cacheprovider"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    environment = shell()
     done = subprocess.run(
         [*command, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
     )
